@@ -18,8 +18,8 @@ inline constexpr int64_t kAmxRows = 2 * kAmxSide, kAmxVectors = 2;
 
 using AmxSquare = std::array<float, kAmxSide * kAmxSide>;
 
-// One tile. Unit has functions of register numbers: zero<C>(), load<R>(from, row stride in words),
-// store<R>(to, row stride in words), and multiply<C, A, B>(), which adds A B to C.
+// One tile. Unit has functions on registers C, R, A and B: zero<C>(), load<R>(from, row stride in
+// words), store<R>(to, row stride in words), and multiply<C, A, B>(), which adds A B to C.
 template <typename Unit>
 class AmxTile {
  public:

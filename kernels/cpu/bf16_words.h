@@ -3,9 +3,9 @@
 // (Word::kTwoBF16 in kernels/cpu/gemm_tile.h). Rounds to nearest, ties to even; NaN stays NaN.
 //
 // f32_to_bf16_ftz(), pack_bf16_pairs() and transpose_bf16_pairs() prepare operands of bf16 products
-// with AVX512_BF16 if the CPU has it, which rounds 32 elements in one instruction instead of 18, a
-// third of the time of products with 128 rows. The instructions flush numbers below 2^-126 to zero,
-// as bf16 products do.
+// with AVX512_BF16 if the CPU has it, which rounds 32 elements in one instruction instead of 18:
+// without it, rounding takes a third of the time of products with 128 rows. The instructions flush
+// numbers below 2^-126 to zero, as bf16 products do.
 
 #include <cstdint>
 

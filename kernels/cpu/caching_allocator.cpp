@@ -14,8 +14,7 @@ namespace {
 
 constexpr size_t kMinBlockBytes = size_t{64} << 10;  // smaller tensors use malloc
 constexpr size_t kAlignment = 64;
-
-constexpr size_t kHugePage = size_t{2} << 20;  // moved as a whole
+constexpr size_t kHugePage = size_t{2} << 20;
 
 // Blocks with more seams are not split again: a process may have 65530 mappings.
 constexpr size_t kMaxSeams = 256;
@@ -31,7 +30,7 @@ void* map_at(void* address, size_t bytes) {
   return data;
 }
 
-// Returns new pages, aligned to a huge page if at least as large.
+// Returns new pages; kHugePage bytes or more are aligned to kHugePage.
 char* map_pages(size_t bytes) {
   if (bytes < kHugePage) {
     return static_cast<char*>(map_at(nullptr, bytes));
@@ -182,8 +181,8 @@ void CachingAllocator::make_room(Block& block) {
   const uint64_t limit = peak + peak / 16;
   EmptyRange range{0, block.bytes};
   while (!free_blocks_.empty() && stats_.live_bytes + stats_.cached_bytes + block.bytes > limit) {
-    // Takes pages of a block of at most twice the size, else of the largest smaller one: new blocks
-    // have few pieces, and large blocks are not split.
+    // Takes pages of a block of one to two times the range, else of the largest smaller block: new
+    // blocks have few pieces, and large blocks are not split.
     auto next = free_blocks_.lower_bound(range.size());
     const bool is_close = next != free_blocks_.end() && next->first <= 2 * range.size();
     if (!is_close && next != free_blocks_.begin()) {

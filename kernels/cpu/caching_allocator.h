@@ -2,8 +2,8 @@
 // Caching allocator for CPU tensors. malloc returns the pages of large tensors to the system and
 // faults them in again in each training step, or fragments memory. Here a freed block is cached and
 // reused for the next tensor of 80 to 100 % of its size. If no block fits, pages of cached blocks
-// are moved into a new block. Live and cached blocks together exceed the peak of the
-// live ones by at most 1/16, so that a run stays within its memory plan (core/train/loop/plan.h).
+// are moved into a new block. Live and cached blocks together exceed the peak of the live ones by
+// at most 1/16, so that a run stays within its memory plan (core/train/loop/plan.h).
 
 #include <c10/core/Allocator.h>
 
@@ -55,7 +55,7 @@ class CachingAllocator final : public c10::Allocator {
     void give_pages(Block& to, EmptyRange& range);
   };
   using FreeBlocks = std::multimap<size_t, Block>;  // by their bytes
-  // Blocks in use of all allocators. The context of a DataPtr must be its data
+  // Live blocks of all allocators. The context of a DataPtr must be its data
   // (c10::Allocator::raw_allocate()), so it cannot hold the block.
   struct LiveBlocks {
     std::mutex mutex;

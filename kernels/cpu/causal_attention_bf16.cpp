@@ -68,7 +68,7 @@ struct QueryBlock {
   int64_t first, rows;
   int64_t keys() const { return first + rows; }  // visible to its last row
 
-  // Calls each(row of the block, rows, keys visible to the last of them) for each tile height.
+  // Calls each(first row in the block, rows, keys visible to the last row) for each tile of rows.
   template <typename Each>
   void for_each_tile(const TileKernel& kernel, Each each) const {
     for (int64_t i = 0; i < rows; i += kernel.rows) {
@@ -83,9 +83,9 @@ RowsOfA as_words(const uint16_t* from, int64_t stride, int64_t tile_rows) {
   return {reinterpret_cast<const float*>(from), stride / 2, 1, tile_rows * stride / 2};
 }
 
-// Products of one head group. The scores of a block have a row stride of score_row(). After the
-// softmax they are f32, and are rounded row by row for products over keys, in pairs of rows for
-// products over queries.
+// Products of one head group. The scores of a block have a row stride of score_row(). The softmax
+// is f32. Its rows are rounded one by one for products over keys, in pairs for products over
+// queries.
 struct BF16Products {
   const TileKernel& kernel;
   AttentionGroup<uint16_t> head_group;

@@ -18,7 +18,7 @@ namespace {
 // Products that read a matrix of 270 MB reach 0.47 of the memory bandwidth without prefetch and
 // 0.83 or more with it (tests/bench/README.md). Prefetching past the end of a mapping has no
 // effect.
-constexpr int64_t kL1Bytes = int64_t{1} << 14;          // maximum columns to prefetch into the L1
+constexpr int64_t kL1Bytes = int64_t{1} << 14;  // maximum bytes of columns to prefetch into the L1
 constexpr int64_t kL2PrefetchBytes = int64_t{1} << 15;  // prefetch distance, eight pages of 4 KiB
 
 // Localities of __builtin_prefetch(). The L2 has more outstanding misses than the L1.
@@ -48,7 +48,7 @@ PrefetchAddresses<T> prefetch_addresses(const T* b, int64_t ldb, int64_t columns
 
 // --------------------------------------------------------------------- AVX-512
 
-// Adds to the sums of each row its elements times the transposed words of sixteen columns.
+// Adds the products of each row's elements and transposed words of sixteen columns to its sums.
 template <typename Number, int kRows>
 [[MOE_AVX512_TARGET, gnu::always_inline]] inline void add_transposed(const __m512i (&word)[16],
                                                                      const float* a, int64_t a_row,
@@ -202,7 +202,7 @@ template <typename Number, bool kFitsL1>
   }
 }
 
-// Adds to the sums of each row its elements times the transposed words of eight columns.
+// Adds the products of each row's elements and transposed words of eight columns to its sums.
 template <typename Number, int kRows>
 [[MOE_AVX2_TARGET, gnu::always_inline]] inline void add_eight(const __m256i (&word)[8],
                                                               const float* a, int64_t a_row,

@@ -69,9 +69,9 @@ std::vector<Strip> pack_column_blocks(const TileKernel& kernel, ColumnBlocks b, 
   return all;
 }
 
-// Multiplies one block of columns, which may be stored in several matrices. Calls
-// consume(first, rows, c) when the sums of these rows are complete, unless it is empty. With
-// `reuses_c`, the sums of each kRowBlock rows start at c. REQUIRES then: k <= kGemmDepth.
+// Multiplies one block of columns, which may be stored in several matrices. If `consume` is not
+// empty, calls consume(first, rows, sums) when the sums of these rows are complete. With `reuses_c`
+// each block of rows overwrites the sums of the previous block, which requires k <= kGemmDepth.
 void multiply_columns(const TileKernel& kernel, const GemmShape& shape, const MatrixView& a,
                       ColumnBlocks b, const PackBuffers& buffers, float* c, int64_t c_row,
                       bool accumulate, const RowConsumer& consume = {}, bool reuses_c = false) {
@@ -111,7 +111,7 @@ struct TileRange {
   int64_t begin, end;
 };
 
-// Calls run(Share) for the parts of `rows` rows and the tiles of columns in each block.
+// Calls run(Share) for `rows` rows and the tiles of columns that are in each block.
 template <typename Run>
 void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
                  const TileRange& tiles, int64_t first_row, int64_t rows, Run run) {
@@ -131,8 +131,8 @@ void run_columns(const GemmShape& shape, const MatrixView& a, ColumnBlocks b,
   }
 }
 
-// Returns the number of rows of A per part if `tiles` tiles of columns are distributed over
-// threads: all rows if there are enough tiles for all threads. Each part packs its columns of B,
+// Returns the number of rows of A per piece if `tiles` tiles of columns are distributed over
+// threads: all rows if there are enough tiles for all threads. Each piece packs its columns of B,
 // which takes about as long as the products of kCopyRows rows.
 int64_t rows_per_piece(int64_t m, int64_t tiles, int64_t grain) {
   constexpr int64_t kCopyRows = 16, kMinRows = 24;

@@ -213,11 +213,11 @@ void copy_strips(Word word, const MatrixView& b, int64_t k, std::span<const Stri
 // Processes kColumns columns at a time, so that writes are contiguous.
 void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float* to) {
   constexpr int64_t kColumns = 16;
-  float read_words[kRowBlock * kColumns];
+  float converted[kRowBlock * kColumns];
   const int64_t words = num_words(word, k), numbers = word == Word::kF32 ? 1 : 2;
   for (int64_t p = 0; p < words; p += kColumns) {
     const int64_t columns = std::min(kColumns, words - p);
-    const float* from = read_words;
+    const float* from = converted;
     int64_t stride = kRowBlock;
     // The hardware does not prefetch the next columns, which are pages apart.
     const int64_t after = (p + columns) * numbers;
@@ -229,7 +229,7 @@ void pack_columns(Word word, const MatrixView& a, int64_t rows, int64_t k, float
       stride = a.column;
     } else {
       for (int64_t q = 0; q < columns; ++q) {
-        read_words_across_k(word, a.transposed(), k, p + q, rows, read_words + q * kRowBlock);
+        read_words_across_k(word, a.transposed(), k, p + q, rows, converted + q * kRowBlock);
       }
     }
     for (int64_t i = 0; i < rows; i += kTileRows) {

@@ -110,7 +110,6 @@ void run_portable(const Tile& tile) { run_narrow<MultiplyF32, Vector4>(tile); }
 [[gnu::target("avx2,fma")]] void run_avx2(const Tile& tile) {
   run_narrow<MultiplyF32, Vector8>(tile);
 }
-
 #elif defined(__aarch64__)
 // NEON has 32 registers: 24 sums, 4 vectors of B and an element of A. With instruction scheduling
 // GCC loads more elements of A than there are registers.
@@ -118,7 +117,6 @@ void run_portable(const Tile& tile) { run_narrow<MultiplyF32, Vector4>(tile); }
   tile.vectors == 4 ? run_rows<MultiplyF32, Vector4, 4>(tile)
                     : run_narrow<MultiplyF32, Vector4>(tile);
 }
-
 #endif
 
 }  // namespace

@@ -34,10 +34,10 @@ struct Tile {
 
 struct TileKernel {
   int64_t width;    // floats per vector
-  int64_t vectors;  // in a row of the widest tile
+  int64_t vectors;  // maximum per row of a tile
   void (*run)(const Tile& tile);
   Word word = Word::kF32;
-  int64_t rows = kTileRows;   // of the highest tile
+  int64_t rows = kTileRows;   // maximum of a tile
   void (*begin)() = nullptr;  // called by a thread before its first tile
   void (*end)() = nullptr;    // called after its last tile
 

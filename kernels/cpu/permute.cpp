@@ -17,16 +17,16 @@ namespace {
 
 constexpr int64_t kGrain = 64;
 
-MOE_VECTOR_CLONES void add_scaled(const float* from, float by, int64_t count, float* to) {
+MOE_VECTOR_CLONES void add_scaled(const float* from, float factor, int64_t count, float* to) {
   for (int64_t i = 0; i < count; ++i) {
-    to[i] += by * from[i];
+    to[i] += factor * from[i];
   }
 }
 
 template <typename Row>
-MOE_VECTOR_CLONES void scale_to(const float* from, float by, int64_t count, Row* to) {
+MOE_VECTOR_CLONES void scale_to(const float* from, float factor, int64_t count, Row* to) {
   for (int64_t i = 0; i < count; ++i) {
-    narrow_to(by * from[i], to[i]);
+    narrow_to(factor * from[i], to[i]);
   }
 }
 
@@ -49,7 +49,7 @@ size_t row_bytes(const Args& args) {
   return static_cast<size_t>(args.shape.width) * (args.is_bf16 ? 2 : 4);
 }
 
-// For at most one row per token.
+// Unpermutes rows without weights, at most one per token.
 void copy_rows(const UnpermuteArgs& args) {
   const size_t bytes = row_bytes(args);
   const auto* rows = static_cast<const char*>(args.rows);
@@ -75,7 +75,7 @@ struct RowsByToken {
 RowsByToken rows_by_token(const UnpermuteArgs& args) {
   const auto tokens = static_cast<size_t>(args.shape.tokens);
   RowsByToken by_token{std::vector<int64_t>(tokens + 2), {}};
-  std::vector<int64_t>& next = by_token.first;  // of token t at t + 1, while `row` is filled
+  std::vector<int64_t>& next = by_token.first;  // [t + 1]: next index in `row` for token t
   for (int64_t r = 0; r < args.shape.rows; ++r) {
     if (args.token[r] >= 0) {
       ++next[static_cast<size_t>(args.token[r]) + 2];

@@ -23,7 +23,7 @@ struct PaddedRows {
   int64_t stride;
 };
 
-// Returns the rows of A, padded with zeros to a multiple of kDepthBlock; in place if k is one.
+// Returns the rows of A, zero-padded to a multiple of kDepthBlock; in place if k is a multiple.
 PaddedRows pad_depth(const GemmShape& shape, const float* a, Scratch& scratch) {
   const int64_t padded = (shape.k + kDepthBlock - 1) / kDepthBlock * kDepthBlock;
   if (padded == shape.k) {

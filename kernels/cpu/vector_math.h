@@ -86,9 +86,9 @@ using Float4 [[gnu::vector_size(16)]] = float;
   to[3] = __builtin_shufflevector(high, high2, 2, 3, 6, 7);
 }
 
-// Reduces `count` f32 terms with `join`, whose neutral element is `start`. The last count % kLanes
-// terms are reduced to the result, each other term(i) to lane[i % kLanes]: the order is equal for
-// all instruction sets.
+// Reduces `count` f32 terms with `join`, whose neutral element is `start`. Returns the reduction of
+// the last count % kLanes terms; reduces each other term(i) into lane[i % kLanes]. The order is
+// equal for all instruction sets.
 template <typename Total, int64_t kLanes, typename Term, typename Join>
 [[gnu::always_inline]] inline Total reduce_lanes(int64_t count, float start, Term term, Join join,
                                                  float (&lane)[kLanes]) {

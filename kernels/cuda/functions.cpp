@@ -1,6 +1,6 @@
 // Registers the CUDA kernels with PyTorch's dispatcher (schemas in kernels/ops/operations.cpp) and
-// fills the table of ops/cuda_functions.h. Operations that have a kernel on CUDA only are here, the
-// others in kernels/ops/operations.h.
+// fills the table of ops/cuda_functions.h. Defines the operations that have kernels on CUDA only;
+// kernels/ops/operations.h defines the others.
 
 #include <torch/library.h>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Kernel launches, vector loads and stores, conversion between bf16 and f32, reductions over a warp
-// or a block, and counters of a block. Blocks are one-dimensional with a multiple of 32 threads.
+// Kernel launches, vector loads and stores, conversion between bf16 and f32, reductions (warp,
+// block, strips of rows), counters of a block. Blocks are one-dimensional, with 32 n threads.
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
@@ -96,8 +96,8 @@ __device__ inline void store(T* to, const Pack<T, kCount>& pack) {
 }
 
 // Returns true if rows of `width` elements at these pointers can be accessed in vectors of kCount
-// elements. Four: 16 bytes of f32, 8 of bf16.
-inline constexpr int kVector = 4;
+// elements.
+inline constexpr int kVector = 4;  // 16 bytes of f32, 8 of bf16
 template <int kCount = kVector, typename... Pointers>
 bool fits_vectors(int64_t width, Pointers... pointers) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
@@ -142,8 +142,8 @@ __device__ inline Number block_sum(Number value, Number* part) {
   return total;
 }
 
-// Returns the number of threads with a lower index whose `flag` is true, and sets `total` to that
-// of the block. All threads must call. `part` as in block_sum().
+// Returns the number of threads with a lower index whose `flag` is true, and sets `total` to the
+// number in the block. All threads must call. `part` as in block_sum().
 __device__ inline int count_before(bool flag, int* part, int* total) {
   const unsigned votes = __ballot_sync(kAllLanes, flag);
   const unsigned lane = threadIdx.x % kLanes, warp = threadIdx.x / kLanes;

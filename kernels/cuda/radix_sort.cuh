@@ -38,10 +38,10 @@ __device__ inline bool count_digits(const KeyList& list, int count, int shift, S
   if (threadIdx.x < kLanes) {  // the first warp, eight digits per lane
     constexpr int kEach = kDigits / kLanes;
     const int lane = threadIdx.x;
-    int own[kEach], sum = 0;
+    int offset[kEach], sum = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      own[i] = sum;
+      offset[i] = sum;
       sum += space.start[lane * kEach + i];
     }
     int before = sum;
@@ -52,7 +52,7 @@ __device__ inline bool count_digits(const KeyList& list, int count, int shift, S
     before -= sum;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      space.start[lane * kEach + i] = before + own[i];
+      space.start[lane * kEach + i] = before + offset[i];
     }
   }
   __syncthreads();

@@ -1,7 +1,7 @@
 // rms_norm.h on CUDA. Forward and the gradient of x: one block per row, which is read once from
 // memory and once from the L1. Gradient of the weight: each block sums kLanes * kCount columns over
 // a strip of rows, then a second kernel adds the strips in order. Bytes per element for f32 x and
-// bf16 y: forward 6, backward 10 and 6 for the weight; with an added bf16 tensor 12, 16 and 6.
+// bf16 y: forward 6, gradient of x 10, of the weight 6; with an added bf16 tensor 12, 16 and 6.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/rms_norm.h"
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Vector width: 16 bytes of Out or G, the narrower dtype.
+// Vectors have 16 bytes of the narrower dtype: Out here, G in backward().
 template <typename T, typename Out, bool kAdds>
 void forward(const RmsNormForwardArgs& args, void* stream) {
   void* sum = args.sum;

@@ -20,13 +20,13 @@ __device__ const T* head_ptr(const RopeParts& parts, int64_t token, int64_t head
 
 template <typename T, int kCount>
 __global__ void rope_kernel(
-    RopeParts parts,          // [tokens, heads, 2, half] in all
+    RopeParts parts,          // concatenated [tokens, heads, 2, half]
     const float* cosine,      // [positions, half]
     const float* sine,        // [positions, half]
     const int32_t* position,  // [tokens]
     T* y,                     // [tokens, heads, 2, half]
     RopeShape shape,
-    int64_t written) {  // heads per token that are written, from the first on
+    int64_t written) {  // the first `written` heads of each token are written
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t across = shape.half / kCount;
   const int64_t row = index / across;  // of [tokens, written]

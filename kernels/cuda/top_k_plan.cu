@@ -27,10 +27,10 @@ struct Scratch {
   uint32_t *other_key, *other_value;  // [T * (k + 1)], scratch of the sort
   uint32_t* group_values;             // [T * (k + 1)], values of the groups' requests, sorted
   int32_t* served;                    // [T], rows of each token
-  int32_t *before_end, *end;  // [W], T - first token of a rank; end of its tokens; 0: no token
-  int32_t* listed;            // number of requests in the lists
-  int32_t* missing;           // [E * W * parts], tokens to rectify
-  int32_t *list_start, *list_count;  // [E * W * parts, k + 1], requests of each segment
+  int32_t *before_end, *end;          // [W], T - first token and end token of a rank; 0: no token
+  int32_t* listed;                    // number of requests in the lists
+  int32_t* missing;                   // [E * W * parts], tokens to rectify
+  int32_t *list_start, *list_count;   // [E * W * parts, k + 1], requests of each segment
 };
 
 // Argument of all kernels.

@@ -16,8 +16,8 @@
 //   out = u with probability (x - l) / (u - l), else l        =>  E[out] = x, exactly
 //
 // Rounding to nearest would lose every change of a moving average below half a spacing, which is
-// 0.2 to 0.4 % of the value (Gupta et al. 2015). Values that bf16 represents do not change. Finite
-// values above the largest bf16 become that; infinities and NaN do not change.
+// 0.2 to 0.4 % of the value (Gupta et al. 2015). Values that bf16 represents do not change, nor do
+// infinities and NaN. Larger finite values become the largest finite bf16.
 
 #include <cstdint>
 
@@ -34,7 +34,7 @@ struct AdamWSettings {
 // undefined if the master copy is the weight; equal shapes, contiguous. gradient_scale: one f32 on
 // the same device, or undefined for 1. On a CPU all tensors are f32, and `gradient` is scaled in
 // place.
-// NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
+// NOLINTNEXTLINE(readability-identifier-naming): LibTorch's suffix of functions in place
 void adamw_(const at::Tensor& gradient, const at::Tensor& master, const at::Tensor& mean,
             const at::Tensor& square, const at::Tensor& weight, const AdamWSettings& settings,
             const at::Tensor& gradient_scale);
@@ -75,7 +75,7 @@ constexpr uint64_t rounding_key(uint64_t stream, uint64_t step) {
   return mixed ^ (mixed >> 31);
 }
 
-// lowbias32 of Wellons in its improved form (prospector, 2018): a permutation of 32 bits in which
+// Applies the improved lowbias32 of Wellons (prospector, 2018), a permutation of 32 bits in which
 // each input bit flips each output bit in half of the cases, to 0.02 %.
 constexpr uint32_t mix_bits(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x21f0aaadU;
@@ -84,7 +84,7 @@ constexpr uint32_t mix_bits(uint32_t x) {
 }
 
 // Returns the random number 0..65535 of the element whose index has the halves `low` and `high`.
-// 32-bit arithmetic, which CPUs and GPUs multiply in vectors.
+// Uses 32-bit products, which CPUs compute in vectors.
 constexpr uint32_t rounding_draw(uint64_t key, uint32_t low, uint32_t high) {
   const auto key_low = static_cast<uint32_t>(key), key_high = static_cast<uint32_t>(key >> 32);
   return mix_bits(mix_bits(low ^ key_low) ^ (key_high + high * 0x9e3779b9U)) >> 16;

@@ -1,7 +1,7 @@
 #pragma once
-// bf16 working copy of an f32 master weight, for products on a GPU, so that the weight is not
-// rounded again for each product (6 bytes per element). AdamW writes the copy in the pass that
-// writes the weight (kernels/ops/adamw.h). After any other write, detected by the tensor's version
+// bf16 working copy of an f32 master weight, for products on a GPU. Rounding the weight for each
+// product would read and write 6 bytes per element. AdamW writes the copy in the pass that writes
+// the weight (kernels/ops/adamw.h). After any other write, detected by the tensor's version
 // counter, the next product updates it. The copy takes 2 bytes per element for the lifetime of the
 // weight.
 

@@ -160,7 +160,7 @@ void check_attention(const Tensor& qkv, const AttentionHeads& heads,
                   heads.width % 2 == 0,
               "qkv is ", qkv.sizes(), ", lengths sum to ", tokens);
   TORCH_CHECK(rotation.cosine.size(0) >= rows && rotation.cosine.size(1) == heads.width,
-              "rotation has ", rotation.cosine.sizes(), ", needs ", rows, " rows");
+              "rotation is ", rotation.cosine.sizes(), ", needs ", rows, " rows");
 }
 
 void check_no_gradient(const Tensor& qkv) {

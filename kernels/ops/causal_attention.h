@@ -76,7 +76,7 @@ int64_t kv_numel(const AttentionHeads& heads, int64_t capacity);
 // sequences can use huge pages, which nearly halves the time of a generation step.
 KvBlock view_kv_block(const at::Tensor& memory, const AttentionHeads& heads, int64_t capacity);
 
-// Returns a copy of `block` for at least `capacity` positions, which is not less than its own.
+// Returns a copy of `block` with room for `capacity` positions, at least as many as in `block`.
 KvBlock grow_kv_block(const KvBlock& block, const AttentionHeads& heads, int64_t capacity);
 
 // Key/value cache of one sequence of a batch. Positions are ordered: prefix, cached, new tokens.
@@ -119,7 +119,7 @@ struct KvRun {
   int64_t length;
 };
 
-// out, grad_out [length, H A]; log_sum [length, H]; grad_qkv as qkv.
+// CPU kernels. out, grad_out [length, H A]; log_sum [length, H]; grad_qkv has the shape of qkv.
 template <typename T>
 struct AttentionCpu {
   static void forward(const AttentionInput<T>& in, int64_t group, T* out, float* log_sum);

@@ -15,7 +15,7 @@ namespace moe::kernels {
 // Replaces each row of `logits` [n, V] f32, contiguous, by scale * d loss / d z. target [n] i64 in
 // [0, V). Writes the loss of each row to `loss` [n] f64; NaN if the row has a NaN. Returns the
 // gradient [n, V]: `logits`, or with `in_bf16` a bf16 view of the first half of each row's memory.
-// NOLINTNEXTLINE(readability-identifier-naming): in place, as LibTorch marks it
+// NOLINTNEXTLINE(readability-identifier-naming): LibTorch's suffix of functions in place
 at::Tensor cross_entropy_(at::Tensor& logits, const at::Tensor& target, double scale,
                           const at::Tensor& loss, bool in_bf16);
 

@@ -28,34 +28,36 @@ struct CudaLibrary {
   std::string reason;  // why there are none, as the end of a sentence
 };
 
-CudaLibrary unavailable(std::string reason) { return {nullptr, std::move(reason)}; }
-
 CudaLibrary open_library() {
   const std::string library =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("libmoe_cuda.so").string();
   if (!std::filesystem::exists(library)) {
-    return unavailable("this moe was built without CUDA, build it with preset gpu");
+    return {nullptr, "this moe was built without CUDA, build it with preset gpu"};
   }
   if (::dlopen("libcuda.so.1", RTLD_LAZY) == nullptr) {
-    return unavailable(fmt::format("no NVIDIA driver ({}); install one", ::dlerror()));
+    return {nullptr, fmt::format("no NVIDIA driver ({}); install one", ::dlerror())};
   }
   // Never closed. RTLD_GLOBAL, because LibTorch's libraries open further ones.
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) {
     const std::string error = ::dlerror();
     const bool is_installed = error.find("cannot open shared object file") == std::string::npos;
-    return unavailable(library + (is_installed ? " does not match the installed LibTorch (" +
-                                                     error + "); rebuild moe"
-                                               : " requires a library that is not installed (" +
-                                                     error + "); install LibTorch with CUDA"));
+    return {nullptr,
+            is_installed
+                ? fmt::format("{} does not match the installed LibTorch ({}); rebuild moe", library,
+                              error)
+                : fmt::format("{} requires a library that is not installed ({}); install LibTorch "
+                              "with CUDA",
+                              library, error)};
   }
   const auto version = reinterpret_cast<const char* (*)()>(::dlsym(handle, "moe_cuda_version"));
   const auto functions =
       reinterpret_cast<const CudaFunctions* (*)()>(::dlsym(handle, "moe_cuda_functions"));
   if (version == nullptr || functions == nullptr || std::string_view(version()) != MOE_VERSION) {
-    return unavailable(fmt::format(
-        "{} is of {}, this is moe {}; rebuild moe", library,
-        version == nullptr ? "another moe" : fmt::format("moe {}", version()), MOE_VERSION));
+    return {nullptr,
+            fmt::format("{} is of {}, this is moe {}; rebuild moe", library,
+                        version == nullptr ? "another moe" : fmt::format("moe {}", version()),
+                        MOE_VERSION)};
   }
   return {functions(), ""};
 }
@@ -104,7 +106,7 @@ DeviceTraits device_traits(c10::Device device) {
           .has_streams = !is_host,
           .has_tensor_cores = !is_host,
           .is_row_invariant = is_host,
-          .elementwise_numel = int64_t{1} << (is_host ? 18 : 25)};  // 18: 2 MB of moments
+          .elementwise_numel = int64_t{1} << (is_host ? 18 : 25)};  // CPU: 2 MB of moments
 }
 
 HostCopy::HostCopy(const at::Tensor& tensor) : host_(tensor) {

@@ -1,6 +1,6 @@
 #pragma once
-// Table of functions of libmoe_cuda.so for devices, streams and NCCL. The library is opened by the
-// first call of a function of device.h; it also registers the kernels (operations.h).
+// Table of functions of libmoe_cuda.so for devices, streams and NCCL. The first call of a function
+// of device.h opens the library, which also registers the kernels (operations.h).
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -49,8 +49,8 @@ class HostCopy {
   // Enqueues the copy on the current stream. A CPU tensor is not copied.
   explicit HostCopy(const at::Tensor& tensor);
 
-  // Returns the host tensor. The first call blocks until the copy is complete, but not until work
-  // that was enqueued after it is.
+  // Returns the host tensor. The first call blocks until the copy is complete, but does not wait
+  // for work that was enqueued later.
   const at::Tensor& get();
 
  private:

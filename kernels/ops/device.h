@@ -20,7 +20,7 @@ struct DeviceTraits {
   bool has_streams;           // work and collectives are enqueued, and overlap with each other
   bool has_tensor_cores;      // products in bf16 and TF32 are faster than in f32
   bool is_row_invariant;      // the bits of a row of a product do not depend on the other rows
-  int64_t elementwise_numel;  // elements of one pass: fit the caches, or occupy a GPU
+  int64_t elementwise_numel;  // elements per pass that fit the CPU caches or occupy a GPU
 };
 DeviceTraits device_traits(c10::Device device);
 

@@ -150,9 +150,9 @@ Tensor grouped_swiglu(const Tensor& rows, const Weight& gate_up, const Weight& d
                   used <= rows.size(0) && gate_up.count() == experts && down.count() == experts &&
                   gate_up.inner() == rows.size(1) && down.outer() == rows.size(1) &&
                   down.inner() * 2 == gate_up.outer(),
-              "rows ", rows.sizes(), ", used ", used, ", in several tensors ", gate_up.count(),
-              " gate_up [", gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(),
-              " down");
+              "rows ", rows.sizes(), ", used ", used, ", ", gate_up.count(), " gate_up [",
+              gate_up.outer(), ", ", gate_up.inner(), "] and ", down.count(), " down [",
+              down.outer(), ", ", down.inner(), "], ", experts, " experts");
   return grouped_matmul(ffn_activation(rows, gate_up, used, segments.rows_per_expert), down,
                         rows.size(0), segments.rows_per_expert);
 }

@@ -29,8 +29,8 @@ at::Tensor grouped_swiglu(const at::Tensor& rows, const at::Tensor& gate_up, con
 at::Tensor grouped_swiglu(const at::Tensor& rows, const Weight& gate_up, const Weight& down,
                           const Segments& segments);
 
-// Adds the FFN of rows [T, D] f32 or bf16 to `sum` [T, D] f32, without rounding it to bf16. Each
-// weight has one matrix. CPU only, not differentiable.
+// Adds the FFN of rows [T, D] f32 or bf16 to `sum` [T, D] f32, without rounding the FFN to
+// bf16. Each weight has one matrix. CPU only, not differentiable.
 void add_swiglu(at::Tensor& sum, const at::Tensor& rows, const Weight& gate_up, const Weight& down);
 
 // Returns the number of intermediate elements per row in CPU inference with many rows per expert,

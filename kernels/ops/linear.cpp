@@ -97,7 +97,7 @@ Tensor biased_linear_default(const Tensor& x, const Tensor& weight, const Tensor
   return at::addmm(bias.to(type), x.to(type), weight.to(type).t()).to(out);
 }
 
-// weight_as_operand: weight_operand(weight).
+// weight_as_operand: the result of weight_operand().
 Tensor linear_forward(const Tensor& x, const Tensor& weight, const Tensor& weight_as_operand,
                       const std::optional<Tensor>& bias, const LinearTypes& types) {
   const auto in_f32 = disable_tf32(!types.allow_tf32);
@@ -398,7 +398,7 @@ Tensor Segments::weight_gradient(const Tensor& left, const Tensor& right,
 }
 
 bool use_per_expert_gradients(const Tensor& weights) {
-  constexpr int64_t kLargeExpert = 1 << 21;  // elements, widened in 6 us, about one launch
+  constexpr int64_t kLargeExpert = 1 << 21;  // elements; widening them takes 6 us, like a launch
   return weights.scalar_type() == at::kFloat && weights.size(1) * weights.size(2) >= kLargeExpert;
 }
 

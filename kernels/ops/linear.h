@@ -129,9 +129,9 @@ at::Tensor grouped_matmul(const at::Tensor& in, const Weight& weights, int64_t t
 // has computed them.
 std::vector<int64_t> read_rows_per_expert(const at::Tensor& ends);
 
-// Returns true if one product per expert, which writes f32, is faster than a grouped product, whose
-// bf16 result is widened in a second pass, for the gradient of f32 weights [E, M, N]: for large
-// experts. A product per expert needs the counts on the host.
+// Returns true if the gradient of f32 weights [E, M, N] takes less time as one product per expert,
+// which writes f32, than as a grouped product, whose bf16 result must be widened: for large
+// experts. Products per expert need the counts on the host.
 bool use_per_expert_gradients(const at::Tensor& weights);
 
 }  // namespace moe::kernels

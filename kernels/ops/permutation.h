@@ -10,18 +10,18 @@ namespace moe::kernels {
 struct Permutation {
   at::Tensor token;         // [R] i64, token of each row; -1: none, the row is zeros
   at::Tensor row_of_token;  // [T, C] i32, rows of each token, -1: none; GPU only
-  at::Tensor used;          // [1] i32, GPU only: rows from *used on are undefined; may be undefined
+  at::Tensor used;          // [1] i32, optional, GPU only: rows from *used on are not computed
   int64_t tokens = 0;       // T
   int64_t columns = 1;      // C
 };
 
-// Returns the permutation in which row r is the row of token[r] for its choice choice[r] < choices.
+// Returns the permutation whose row r belongs to token[r] and its choice choice[r] < choices.
 // token, choice [R] i64; each pair occurs once. The rows of a token are added in row order on the
 // CPU, in choice order on a GPU.
 Permutation make_permutation(const at::Tensor& token, const at::Tensor& choice, int64_t tokens,
                              int64_t choices);
 
-// Returns the permutation in which row r is row index[r] of `tokens` rows. index [R] i64, unique.
+// Returns the permutation whose row r belongs to token index[r]. index [R] i64, each value once.
 Permutation make_permutation(const at::Tensor& index, int64_t tokens);
 
 // The rows of a plan in segments that start at multiples of 8 rows, on a GPU.

@@ -53,7 +53,7 @@ constexpr int64_t row_kind(const PlanCountsArgs& args, int64_t row, int64_t sour
   const bool is_remote = plan.expert[row] / (plan.experts / plan.ranks) != source_rank;
   return kind + (args.is_dropless && plan.ranks > 1 && is_remote ? kRemoteRow : 0);
 }
-// Returns the share of a row in the weight of its (token, expert), for PlanCountsArgs::count.
+// Returns the share of a row in the weight of its (token, expert). count: PlanCountsArgs::count.
 constexpr float row_share(const PlanRows& plan, const float* count, int64_t row) {
   const float n = count[plan.token[row] * plan.experts + plan.expert[row]];
   return static_cast<float>(plan.count[row]) / (n > 1 ? n : 1.0F);
@@ -80,7 +80,7 @@ struct PlanGateWeightsArgs {
   double* sums;             // [2 * plan_gate_weights_sums(T)] scratch
   float *load_balance, *z;  // losses, one element each; null z: not computed
 };
-// Returns the number of tokens of a rank, for PlanGateWeightsArgs::chosen.
+// Returns the number of tokens of a rank. chosen: PlanGateWeightsArgs::chosen.
 constexpr float rank_tokens(const PlanRows& plan, const int32_t* chosen, int64_t rank) {
   return static_cast<float>(chosen[plan.ranks * plan.experts + rank]);
 }

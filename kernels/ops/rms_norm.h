@@ -54,10 +54,9 @@ struct RmsNormBackwardArgs {
   bool is_bf16;
   float* strips = nullptr;    // [rms_norm_strips(rows), width], GPU scratch
   bool grad_is_bf16 = false;  // with f32 x
-  // GPU, if f32 x is a sum: the sum's gradient from other operations, which is added to grad_x, and
-  // grad_x in the dtype of grad. Null: none.
-  const float* grad_sum = nullptr;  // [rows, width]
-  void* grad_added = nullptr;       // [rows, width]
+  // GPU with f32 x that is a sum; null: none.
+  const float* grad_sum = nullptr;  // [rows, width], gradient of other operations, added to grad_x
+  void* grad_added = nullptr;       // [rows, width], grad_x in the dtype of grad
 };
 // Sums in a fixed order. CPU: over strips of equal size, strip after strip. GPU: in a fixed tree.
 void rms_norm_backward_cpu(const RmsNormBackwardArgs& args);

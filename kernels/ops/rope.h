@@ -39,7 +39,7 @@ struct RopeParts {
   int64_t heads[3];
 };
 struct RopeArgs {
-  RopeParts parts;             // f32 or bf16, [tokens, heads, 2, half] in all
+  RopeParts parts;             // f32 or bf16, concatenated [tokens, heads, 2, half]
   const float *cosine, *sine;  // [positions, half]
   const int32_t* position;     // [tokens]
   void* y;                     // [tokens, heads, 2, half]

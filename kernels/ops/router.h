@@ -52,7 +52,7 @@ struct RouterChoicesArgs {
   int32_t* requested;     // [C, E * W], number of tokens of rank w whose choice c is e, at
                           // [c, e * W + w]; GPU only: top_k_plan_cpu() counts them itself
 };
-inline constexpr int64_t kMaxRouterExperts = 256;  // the GPU kernel throws std::runtime_error above
+inline constexpr int64_t kMaxRouterExperts = 256;  // GPU kernels throw std::runtime_error for more
 void router_choices_cuda(const RouterChoicesArgs& args, void* stream);
 void router_choices_cpu(const RouterChoicesArgs& args);
 
