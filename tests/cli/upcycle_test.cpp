@@ -362,7 +362,7 @@ TEST_CASE("train --upcycle --shared-expert equals training the upcycled model") 
                       {"--steps", "2", "--ranks", "2"});
   CHECK_THAT(fixture.read("opened/settings.toml"), contains_text("shared-expert = true\n"));
   check_refused(fixture.train({"--steps", "1", "--shared-expert"}, "shared"),
-                "--shared-expert: is of a dense folder");
+                "--shared-expert: needs a dense folder");
   CHECK_FALSE(fs::exists(fixture.dir / "run"));
   const auto parameters = [&](const Args& more) {
     const auto bench =
@@ -450,9 +450,7 @@ TEST_CASE("--upcycle refuses mixtures and unsuitable settings") {
   for (const auto& [model, flags, fact] : std::vector<std::tuple<std::string, Args, std::string>>{
            {"written", {"--upcycle", "4"}, "is a mixture of experts already"},
            {"dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts"},
-           {"written",
-            {"--granularity", "2"},
-            "--granularity 2: cuts the experts of a dense folder"},
+           {"written", {"--granularity", "2"}, "--granularity 2: needs a dense folder"},
            {"dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: the feed-forward"},
            {"dense",
             {"--upcycle", "2", "--granularity", "2", "--router", "top4"},

@@ -277,7 +277,8 @@ TEST_CASE("a config of another function, or of none, is refused by name") {
        {{{"vocab_size", 1e12}}, "vocab_size"},
        {{{"num_hidden_layers", 20000}}, "num_hidden_layers is 20000"},
        {{{"model_type", "gemma2"}, {"architectures", {"Gemma2ForCausalLM"}}},
-        "'Gemma2ForCausalLM' with model_type 'gemma2' is not supported; supported are LlamaForCausalLM"},
+        "'Gemma2ForCausalLM' with model_type 'gemma2' is not supported; supported are "
+        "LlamaForCausalLM"},
        {{{"architectures", "LlamaForCausalLM"}}, "architectures must be a list of names"},
        {{{"model_type", nullptr}, {"architectures", nullptr}},
         "model_type and architectures are missing"},

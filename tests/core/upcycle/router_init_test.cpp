@@ -310,7 +310,7 @@ TEST_CASE("prompts name experts by number or by folder") {
            {R"({"4": ["a"]})", "expert '4', there are experts 0 to 3"},
            {R"({"job": ["a"]})", "'job' is experts 2, 3"},
            {R"({"0": ["a"], "town": ["a"]})", "expert 0 twice"},
-           {R"({"0": ["a"], "1": ["a"], "3": ["a"]})", "nothing of expert 2"},
+           {R"({"0": ["a"], "1": ["a"], "3": ["a"]})", "no texts for expert 2"},
            {R"({"0": {"negative": ["a"]}})", "expert '0': has no text"},
            {R"({"0": "a"})", "expert '0': must be a list of texts"},
            {R"({"0": {"postive": ["a"]}})", "expert '0': 'postive'"},
@@ -363,7 +363,7 @@ TEST_CASE("--router-init and --router-entropy are checked") {
   CHECK(refused("cluster:t.txt", 0.5, "topp:0.4", 2).empty());
   for (const double entropy : {0.0, 1.0, std::nan("")}) {
     CHECK_THAT(refused("random", entropy, "top1", 4),
-               contains_text(fmt::format("--router-entropy {}: must lie between 0", entropy)));
+               contains_text(fmt::format("--router-entropy {}: must be between 0", entropy)));
   }
   CHECK_THAT(refused("cluster:t.txt", {}, "relu:k=1", 4),
              contains_text("--router-init cluster:t.txt: the logits of relu:k=1"));

@@ -240,7 +240,7 @@ TEST_CASE("an impossible shared expert is refused, and nothing is written") {
              contains_text("--shared-expert") && contains_text("--upcycle N"));
   CHECK_THAT(message("large", [](auto&) {}),
              contains_text("model.layers.0.mlp.shared_expert.down_proj.weight: 2 times") &&
-                 contains_text("beyond fp16"));
+                 contains_text("exceeds the range of fp16"));
 }
 
 TEST_CASE("config.json and upcycle.json describe the mixture and its source") {

@@ -153,10 +153,10 @@ TEST_CASE("impossible variations are refused, others are printed as they were gi
     std::string fact;
   };
   for (const Case& c : {Case{{"drop", "drop:", "drop:x", "drop:0.5,apart", "noise:0.1,separate",
-                              "shake:0.5", "", "drop:0.5 "},
+                              "shake:0.5", "", "drop:0.5 ", "drop:nan", "noise:inf", "noise:nan"},
                              "must be none, drop:0.5, drop:0.5,separate or noise:0.01"},
-                        Case{{"drop:0", "drop:1", "drop:nan"}, "lies between 0 and 1"},
-                        Case{{"noise:0", "noise:inf", "noise:nan"}, "must be positive"}}) {
+                        Case{{"drop:0", "drop:1", "drop:-1"}, "must be between 0 and 1"},
+                        Case{{"noise:0", "noise:-1"}, "must be positive"}}) {
     for (const auto& text : c.texts) {
       CHECK_THAT(user_error_of([&] { parse_variation(text); }), contains_text(c.fact));
     }
@@ -238,8 +238,9 @@ TEST_CASE("--expert FOLDER:N is parsed, also if the folder has a colon") {
   CHECK(parse("c:/code") == std::pair(std::string("c:/code"), int64_t{1}));
   CHECK(parse((dir / "v1:2").string()) == std::pair((dir / "v1:2").string(), int64_t{1}));
   for (const char* text : {"code:0", "code:65537"}) {
-    CHECK_THAT(user_error_of([&] { parse_expert_parent(text); }),
-               contains_text(fmt::format("--expert '{}'", text)) && contains_text("1 to 65536"));
+    CHECK_THAT(
+        user_error_of([&] { parse_expert_parent(text); }),
+        contains_text(fmt::format("--expert '{}'", text)) && contains_text("between 1 and 65536"));
   }
 }
 
@@ -264,7 +265,7 @@ TEST_CASE("parents that do not fit are refused by name, and nothing is written")
   auto settings = folders.settings({{folders.dir / "code", 2}});
   settings.experts = 4;
   CHECK_THAT(user_error_of([&] { folders.make(settings); }),
-             contains_text("--experts 4: the --expert folders make 2"));
+             contains_text("--experts 4: the --expert folders provide 2"));
   settings = folders.settings({});
   settings.experts = 4;
   settings.mean_rest = true;
