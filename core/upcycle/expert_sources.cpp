@@ -22,17 +22,36 @@ namespace fs = std::filesystem;
 
 constexpr float kMaxF16 = 65504;
 
-std::vector<std::pair<const char*, int64_t>> shape_fields(const ModelConfig& config) {
-  return {{"num_hidden_layers", config.layers},
-          {"hidden_size", config.hidden_size},
-          {"intermediate_size", config.intermediate_size},
-          {"num_attention_heads", config.heads},
-          {"num_key_value_heads", config.kv_heads},
-          {"head_dim", config.head_dim},
-          {"vocab_size", config.vocab_size},
-          {"tie_word_embeddings", config.tie_word_embeddings ? 1 : 0},
-          {"biases of queries, keys and values", config.qkv_bias ? 1 : 0},
-          {"norms of queries and keys", config.qk_norm ? 1 : 0}};
+// Returns the parts of a config that all parents must share, with the names of their keys.
+std::vector<std::pair<const char*, std::string>> shared_fields(const ModelConfig& config) {
+  const RopeConfig& rope = config.rope;
+  const bool is_llama3 = rope.type == RopeType::kLlama3,
+             is_dynamic = rope.type == RopeType::kDynamic;
+  std::vector<std::pair<const char*, std::string>> fields;
+  const auto add = [&](const char* key, const auto& value) {
+    fields.emplace_back(key, fmt::format("{}", value));
+  };
+  add("num_hidden_layers", config.layers);
+  add("hidden_size", config.hidden_size);
+  add("intermediate_size", config.intermediate_size);
+  add("num_attention_heads", config.heads);
+  add("num_key_value_heads", config.kv_heads);
+  add("head_dim", config.head_dim);
+  add("vocab_size", config.vocab_size);
+  add("tie_word_embeddings", config.tie_word_embeddings);
+  add("biases of queries, keys and values", config.qkv_bias);
+  add("norms of queries and keys", config.qk_norm);
+  add("rms_norm_eps", config.rms_norm_eps);
+  add("sliding_window", config.sliding_window);
+  add("rope_theta", rope.theta);
+  add("rope_type", kRopeTypeNames[static_cast<size_t>(rope.type)]);
+  add("factor of rope_scaling", rope.factor);
+  add("low_freq_factor", rope.low_freq_factor);
+  add("high_freq_factor", rope.high_freq_factor);
+  // Only these types of RoPE depend on a length.
+  add("original_max_position_embeddings", is_llama3 ? rope.original_max_position_embeddings : 0);
+  add("max_position_embeddings", is_dynamic ? config.max_position_embeddings : 0);
+  return fields;
 }
 
 void check_fits(const io::Checkpoint& parent, const io::Checkpoint& base,
@@ -41,12 +60,12 @@ void check_fits(const io::Checkpoint& parent, const io::Checkpoint& base,
   USER_ERROR_IF(config.moe,
                 "--expert {}: is already a mixture of experts; parents must be dense folders",
                 parent.folder().string());
-  const auto sizes = shape_fields(config), base_sizes = shape_fields(base_config);
-  for (size_t i = 0; i < base_sizes.size(); ++i) {
-    USER_ERROR_IF(sizes[i] != base_sizes[i],
-                  "--expert {}: {} is {}, but {} in {}; all parents must have equal sizes",
-                  parent.folder().string(), base_sizes[i].first, sizes[i].second,
-                  base_sizes[i].second, base.folder().string());
+  const auto fields = shared_fields(config), base_fields = shared_fields(base_config);
+  for (size_t i = 0; i < base_fields.size(); ++i) {
+    USER_ERROR_IF(fields[i] != base_fields[i],
+                  "--expert {}: {} is {}, but {} in {}; it must be equal in all parents",
+                  parent.folder().string(), base_fields[i].first, fields[i].second,
+                  base_fields[i].second, base.folder().string());
   }
   check_tensors(parent, config);
 }
@@ -428,7 +447,7 @@ Variation parse_variation(const std::string& text) {
                 "--vary {}: the share of redrawn dimensions must be between 0 and 1; none copies "
                 "without variation",
                 text);
-  USER_ERROR_IF(!(std::isfinite(share) && share > 0),
+  USER_ERROR_IF(!(share > 0),
                 "--vary {}: the noise, in standard deviations of the matrix, must be positive",
                 text);
   return variation;

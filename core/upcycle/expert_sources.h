@@ -39,7 +39,7 @@ class ExpertParents {
  public:
   // Every copy of `parents` provides `granularity` experts. Without parents, `base` provides all
   // experts. `base` must outlive this object. Throws UserError if a parent is not a dense folder or
-  // has other sizes than `base`.
+  // differs from `base` in sizes, RoPE, rms_norm_eps or sliding window.
   ExpertParents(const io::Checkpoint& base, const ModelConfig& config,
                 const std::vector<ExpertParent>& parents, int64_t granularity = 1);
 

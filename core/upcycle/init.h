@@ -45,8 +45,7 @@ struct InitPlan {
   ParameterCount parameters;
 };
 
-// Throws UserError if the config is invalid, or if `experts` and the next four members do not fit
-// it.
+// Throws UserError if the config is invalid or the settings do not fit it.
 InitPlan plan_init(const InitSettings& settings);
 
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json, whose content it

@@ -70,7 +70,7 @@ double pair_mean(const Tensor& cosines, int64_t granularity) {
   return groups < 2 ? 1.0 : others / (groups * (groups - 1) * granularity);
 }
 
-ModelConfig read_config(const io::Checkpoint& folder) {
+ModelConfig read_checked_config(const io::Checkpoint& folder) {
   ModelConfig config = parse_config(folder.config(), folder.config_name());
   check_tensors(folder, config);
   return config;
@@ -172,7 +172,7 @@ Inspection inspect(const fs::path& folder) {
   const io::Checkpoint checkpoint(folder);
   Inspection out;
   out.folder = folder.string();
-  out.config = read_config(checkpoint);
+  out.config = read_checked_config(checkpoint);
   out.model_type = get_string(checkpoint.config(), "model_type", checkpoint.config_name(), "llama");
   out.parameters = count_parameters(out.config);
   std::map<std::string, uint64_t> by_dtype;
@@ -248,7 +248,8 @@ OrderedJson to_json(const Inspection& inspection) {
 
 std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
                                              const io::Checkpoint& other) {
-  const ModelConfig config = read_config(mixture), other_config = read_config(other);
+  const ModelConfig config = read_checked_config(mixture),
+                    other_config = read_checked_config(other);
   check_comparable(mixture, config, other, other_config);
   const int64_t experts = config.moe->experts, slices = config.moe->granularity;
   std::vector<LayerDistances> result;

@@ -30,7 +30,7 @@ struct Inspection {
   StoredVerdict function;              // stored_verdict() of a mixture
 };
 
-// Inspects a folder. Throws UserError of io::Checkpoint, parse_config() and check_tensors().
+// Inspects a folder. Throws UserError if its config or its tensors are invalid.
 Inspection inspect(const std::filesystem::path& folder);
 
 OrderedJson to_json(const Inspection& inspection);
@@ -43,15 +43,14 @@ std::string layer_ranges(const std::vector<int64_t>& layers);
 struct LayerDistances {
   int64_t layer = 0;
   double between_experts = 1;  // mean over pairs; 1 if there are none
-  // Mean over experts, of the same index in the other folder or its dense feed-forward.
+  // Mean over experts of the cosine to the expert of the same index or to the dense feed-forward.
   double to_other = 1;
   double between_routers = 1;             // as between_experts, of router rows
   std::optional<double> router_to_other;  // as to_other, of router rows; empty if dense there
 };
 
 // Compares each MoE layer of `mixture`, ascending, with the same layer of `other`, a mixture or a
-// dense model.
-// Throws UserError that names both folders if `mixture` is dense or if the sizes differ.
+// dense model. Throws UserError that names both folders if `mixture` is dense or the sizes differ.
 std::vector<LayerDistances> expert_distances(const io::Checkpoint& mixture,
                                              const io::Checkpoint& other);
 

@@ -123,8 +123,8 @@ struct Pack {
   std::vector<int64_t> ids, lengths, counted;
 };
 
-// Packs the sequences. Splits longer ones than kForwardTokens or the longest of the model, and
-// repeats a leading BOS in each piece.
+// Packs the sequences. Splits a sequence longer than kForwardTokens or config.longest_sequence(),
+// and repeats a leading BOS in each piece.
 std::vector<Pack> make_packs(const RouterText& text, const ModelConfig& config) {
   const auto window = std::min(kForwardTokens, static_cast<size_t>(config.longest_sequence()));
   std::vector<Pack> packs(1);
@@ -232,7 +232,7 @@ Tensor random_rows(const ModelConfig& child, int64_t layer) {
   return rows;
 }
 
-// Returns the states that entropy is measured on: of the positive texts if there are prompts.
+// Returns the states for the entropy: those of the positive texts if there are prompts, else all.
 Tensor measured_states(const Tensor& states, const RouterText& text,
                        const std::vector<int64_t>& offsets) {
   if (text.experts.empty()) {

@@ -39,8 +39,8 @@ void check_settings(const UpcycleSettings& settings, const io::Checkpoint& dense
                 "--experts {}: must be between 1 and {}", settings.experts, kMaxExperts);
   const int64_t copies = count_copies(settings.expert_parents);
   USER_ERROR_IF(!settings.expert_parents.empty() && copies != settings.experts,
-                "--experts {}: the --expert folders provide {}; remove --experts", settings.experts,
-                copies);
+                "--experts {}: the --expert folders provide {}; remove --experts, or set it to {}",
+                settings.experts, copies, copies);
   USER_ERROR_IF(settings.expert_parents.empty() && settings.mean_rest,
                 "--rest mean: needs --expert folders");
   USER_ERROR_IF(settings.mean_rest && settings.vocabulary.vocab_size > 0,

@@ -99,13 +99,14 @@ void check_shared_expert(const ModelConfig& parent, const std::string& where);
 // Opens `folder`. If `request.experts` is set, upcycles it in memory: the result has, bit for bit,
 // the config and tensors that upcycle() writes with the settings of `request` and `router`. Experts
 // are views of the mapped dense feed-forward; only routers, scaled matrices, zeros and the slices
-// of one feed-forward per layer are allocated. `vocabulary` is of the folder. Throws UserError of
-// Checkpoint, check_request() and plan_upcycle(), and if memory is short (unless `force_memory`).
+// of one feed-forward per layer are allocated. `vocabulary` is extend_vocabulary() of `folder`.
+// Throws UserError if the folder or the settings are invalid, or if memory is short (unless
+// `force_memory`).
 io::Checkpoint open_checkpoint(const std::filesystem::path& folder, const UpcycleRequest& request,
                                const route::RouterRequest& router, bool force_memory = false,
                                const VocabularyExtension& vocabulary = {});
 
-// Returns a sentence why, apart from the router, the function of the dense folder changes, or "".
+// Returns a sentence that says which settings other than the router change the function, or "".
 std::string describe_difference(const UpcycleSettings& settings, const UpcyclePlan& plan);
 
 // Determines from the settings if an upcycled mixture computes the function of its dense folder.

@@ -48,7 +48,7 @@ struct VerifyText {
   std::string name;                // a file, "the embedded text", ...
   int64_t bos = -1;                // the id that precedes the text; -1: none
   c10::Device device = c10::kCPU;  // of the models
-  int64_t logits = 0;              // number of first logits that are compared; 0: all
+  int64_t logits = 0;              // number of leading logits to compare; 0: all
 };
 
 // Returns at most `max_tokens` ids of `text_file`, or of the embedded text if it is empty (without
@@ -91,8 +91,8 @@ struct StoredVerdict {
 // Returns "not measured", "outdated", "unknown" or "holds".
 const char* to_string(StoredVerdict::State state);
 
-// Reads the verdict stored with an upcycled folder and compares the hashes of config.json and
-// sampled weights; of all weights if one of their files is newer than upcycle.json.
+// Reads the verdict of an upcycled folder. Compares the hashes of config.json and of sampled
+// weights, and those of all weights if one of their files is newer than upcycle.json.
 StoredVerdict stored_verdict(const io::Checkpoint& folder);
 
 }  // namespace moe::model

@@ -100,19 +100,23 @@ Architecture own_architecture(const std::string& model_type, const std::string& 
 
 // Returns all entries. Adds those of router families that were added since the last call.
 std::deque<Architecture>& architectures() {
-  static std::deque<Architecture> entries = [] {
+  static size_t families = 0;  // number of router families that were visited
+  const auto add_families = [](std::deque<Architecture>& all) {
+    for (; families < route::router_families().size(); ++families) {
+      if (const auto& own = route::router_families()[families].own; !own.model_type.empty()) {
+        all.push_back(own_architecture(own.model_type, own.name));
+      }
+    }
+  };
+  static std::deque<Architecture> entries = [&] {  // the first call may be of several threads
     std::deque<Architecture> all;
     std::ranges::move(dense_architectures(), std::back_inserter(all));
     std::ranges::move(stock_mixtures(), std::back_inserter(all));
+    add_families(all);
     all.push_back(own_architecture("moe_scaled", "MoeScaledForCausalLM"));
     return all;
   }();
-  static size_t families = 0;  // number of router families that were visited
-  for (; families < route::router_families().size(); ++families) {
-    if (const auto& own = route::router_families()[families].own; !own.model_type.empty()) {
-      entries.push_back(own_architecture(own.model_type, own.name));
-    }
-  }
+  add_families(entries);
   return entries;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Settings that flags give: precision, activation checkpointing, low-rank adapters, and the choice
+// Settings of flags: precision, activation checkpointing, low-rank adapters, and the choice
 // of MoE layers. Needs no LibTorch.
 
 #include <cstdint>

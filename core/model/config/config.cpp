@@ -53,7 +53,7 @@ struct Object {
                   name(key), value, max);
     return value;
   }
-  // Returns a finite number that is not negative, or that is positive.
+  // Return a finite number. get_number() accepts 0, get_positive() does not.
   double get_number(const std::string& key, double fallback) const {
     return check_number(get_double(json, key, place(), fallback), name(key), where, true);
   }

@@ -52,14 +52,14 @@ struct MoeConfig {
   std::string source_name, source_sha256;  // the dense parent; empty for a model from scratch
 };
 
-// Returns the form in which a mixture is written: moe.form, or kMoe if the router has its own
-// model_type (route::own_architecture()), if gate_scale is not 1, and if the gates of a kMixtral do
-// not sum to 1.
+// Returns the form in which a mixture is written: kMoe if the router has its own model_type
+// (route::own_architecture()), if gate_scale is not 1, or if the gates of a kMixtral do not sum to
+// 1; else moe.form.
 FolderForm written_form(const MoeConfig& moe);
 FolderForm written_form(const ModelConfig& config);  // kMoe for a dense model
 
-// Returns the architecture under which a mixture is written: one of transformers if that computes
-// the same function, apart from capacity (core/io/formats.md), else one that transformers refuses.
+// Returns the architecture under which a mixture is written: one of transformers if transformers
+// computes the same function, apart from capacity (core/io/formats.md), else one that it refuses.
 const Architecture& written_architecture(const MoeConfig& moe, bool qk_norm);
 
 struct ModelConfig {
@@ -83,7 +83,7 @@ struct ModelConfig {
   std::optional<MoeConfig> moe;
 
   bool is_moe_layer(int64_t layer) const;
-  // In tokens: the window if there is one, up to which full attention equals windowed attention.
+  // Returns the sliding window if there is one, else max_position_embeddings, in tokens.
   int64_t longest_sequence() const;
 };
 

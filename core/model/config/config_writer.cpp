@@ -13,7 +13,7 @@
 namespace moe::model {
 namespace {
 
-// Returns one RoPE dictionary, with the other keys of the parent's.
+// Returns a RoPE dictionary, with the other keys of the dictionary `key` of the parent.
 OrderedJson rope_dictionary(const RopeConfig& rope, const Json& parent, const char* key) {
   OrderedJson out = OrderedJson::object();
   out["rope_type"] = kRopeTypeNames[static_cast<size_t>(rope.type)];

@@ -63,8 +63,8 @@ struct FolderTensor {
   std::optional<int64_t> begin = {};
 };
 
-// Writes the files of io::write_tensors(): every rank writes the tensors and parts that it holds,
-// of equal lists. A collective. Throws UserError on all ranks if one fails.
+// Writes the files of io::write_tensors(). A collective, with equal lists of TensorInfo: every rank
+// writes the tensors and parts that it holds. Throws UserError on all ranks if one fails.
 void write_tensors(const SharedFolder& folder, const std::vector<FolderTensor>& tensors,
                    uint64_t shard_bytes);
 

@@ -1,5 +1,6 @@
 #include "core/model/config/weights.h"
 
+#include <cstring>
 #include <map>
 
 #include "core/base/error.h"
@@ -100,6 +101,22 @@ void check_tensor(const io::TensorInfo& tensor, const Shape& expected,
                 checkpoint.folder().string(), tensor.name, io::dtype_name(tensor.dtype));
 }
 
+// Throws UserError if a tied checkpoint stores a head that is not a copy of the embedding.
+void check_tied_head(const io::Checkpoint& checkpoint) {
+  const std::string embedding = "model.embed_tokens.weight", head = "lm_head.weight";
+  if (!checkpoint.has(head)) {
+    return;
+  }
+  const auto stored = checkpoint.bytes(head), expected = checkpoint.bytes(embedding);
+  const bool is_copy = checkpoint.info(head).dtype == checkpoint.info(embedding).dtype &&
+                       std::memcmp(stored.data(), expected.data(), expected.size()) == 0;
+  checkpoint.tensor_file(head)->file().drop(stored);
+  USER_ERROR_IF(!is_copy,
+                "{}: tie_word_embeddings is true, but {} differs from {}; to use the stored head, "
+                "set \"tie_word_embeddings\": false in config.json",
+                checkpoint.folder().string(), head, embedding);
+}
+
 }  // namespace
 
 std::string layer_prefix(int64_t layer) { return fmt::format("model.layers.{}.", layer); }
@@ -176,6 +193,9 @@ void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config) 
                       checkpoint.folder().string(), tensor.name, io::shape_text(tensor.shape),
                       config.layers);
     }
+  }
+  if (config.tie_word_embeddings) {
+    check_tied_head(checkpoint);
   }
 }
 

@@ -34,17 +34,18 @@ inline constexpr const char* kSharedExpert = "mlp.shared_expert";
 inline constexpr const char* kSharedExpertGate = "mlp.shared_expert_gate.weight";
 bool is_shared_expert_gate(const std::string& name);
 
-// Returns the tensors with which transformers loads a qwen2_moe checkpoint without a shared expert:
-// the gate and three empty ones per MoE layer (core/io/formats.md). None for other models.
+// Returns the tensors that transformers also requires in a qwen2_moe checkpoint without a shared
+// expert: a gate and three empty matrices per MoE layer (core/io/formats.md). None otherwise.
 std::vector<io::TensorInfo> shared_expert_tensors(const ModelConfig& config);
 
-// Throws UserError naming a tensor that is missing, unexpected, of another shape, not F32/F16/BF16,
-// or of all experts. Accepts buffers, shared_expert_tensors(), and lm_head in a tied model.
+// Throws UserError naming a tensor that is missing, unexpected, not F32/F16/BF16, fused over
+// experts, or has another shape. Accepts buffers, shared_expert_tensors(), and in a tied model a
+// head that is a copy of the embedding.
 void check_tensors(const io::Checkpoint& checkpoint, const ModelConfig& config);
 
 struct ParameterCount {
   int64_t total = 0;
-  int64_t active = 0;  // per token, of k experts for top-k; at least that for ReLU, or 1 for top-p
+  int64_t active = 0;  // used per token: k experts for top-k; a minimum for ReLU (k), top-p (1)
 };
 ParameterCount count_parameters(const ModelConfig& config);
 

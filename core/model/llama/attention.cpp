@@ -90,8 +90,9 @@ Tensor concatenate(const std::vector<Tensor>& parts) {
   return parts.size() == 1 ? parts.front() : at::cat(parts, 0);
 }
 
-// Splits the sequences of a pack into runs, which extend while `can_join(begin, index)`. Returns
-// the concatenated results of attend(begin, lengths of the run, its first token, its tokens).
+// Splits the sequences of a pack into runs. The run from sequence `begin` extends to the following
+// ones while can_join(begin, index). Returns the concatenated results of attend(begin, lengths,
+// first token, number of tokens) of all runs.
 template <typename CanJoin, typename Attend>
 Tensor attend_runs(std::span<const int64_t> lengths, const CanJoin& can_join,
                    const Attend& attend) {
@@ -175,7 +176,7 @@ Tensor attend_batch(const Tensor& qkv, int64_t batch, const ModelConfig& config,
   for (int64_t row = 0; caches != nullptr && row < batch; ++row) {
     caches->push_back({heads.key.narrow(0, row, 1), heads.value.narrow(0, row, 1)});
   }
-  std::optional<Tensor> mask;  // of several tokens after a past
+  std::optional<Tensor> mask;  // for several tokens after cached ones
   if (past > 0 && length > 1) {
     mask = causal_mask(past, length, qkv.device());
   }
@@ -441,8 +442,7 @@ Tensor self_attention(const Tensor& x, const AttentionWeights& weights, const Mo
   if (sequences.tables != nullptr) {
     return packed_attention(std::move(qkv), sequences.lengths, *sequences.tables, config);
   }
-  std::vector<LayerCache>
-      prefix_caches;  // keys and values of each sequence so far, if some are prefixes
+  std::vector<LayerCache> prefix_caches;  // one per sequence so far, if some are prefixes
   // One product serves adjacent sequences of equal length without prefix, or with the same prefix.
   const auto can_join = [&](size_t begin, size_t index) {
     const int64_t prefix = sequences.prefix(begin);

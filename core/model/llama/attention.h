@@ -68,7 +68,7 @@ class KvCache;
 struct KvCacheOptions {
   at::Device device = at::kCPU;
   int64_t capacity = 16;                            // initial, in tokens without the prefix
-  std::shared_ptr<const KvCache> prefix = nullptr;  // has none itself and does not grow any more
+  std::shared_ptr<const KvCache> prefix = nullptr;  // must have no prefix and must not grow
   at::Tensor memory = {};                           // KvCache::numel() f32; undefined: allocated
 };
 

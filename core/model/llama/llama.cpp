@@ -53,8 +53,8 @@ struct Pass {
     }
   }
 
-  // Makes the tables of packed_attention() on a device without a kernel for causal_attention(). It
-  // supports prefixes only in inference with the flash kernel.
+  // Makes the tables of packed_attention() on a device without a kernel for causal_attention().
+  // packed_attention() supports prefixes only in inference with the flash kernel.
   void make_tables(at::Device device) {
     if (!kernels::has_kernel<"moe::causal_attention">(device) &&
         (tokens.prefix_index.empty() ||
@@ -94,16 +94,16 @@ struct Pass {
   Packed tokens;        // output_rows on the model's device
   std::shared_ptr<const PackTables> tables;
   RopeTable rotations;  // [T, A], with caches in blocks
-  // In inference with our own GEMM layers update the residual stream in place (add_linear()).
+  // Layers update the residual stream in place (add_linear()). Only in inference with our GEMM.
   bool adds_in_place = false;
   RoutingOptions routing;
   TokenPartition partition;
   double gate_scale;
 };
 
-// Returns the outputs of all heads in layer `index`, [N, H A], of rows_after_attention(). Zero rows
-// are multiplied by every weight too, so that the backward of a rank without tokens runs the same
-// all-to-alls as the backward of other ranks.
+// Returns the outputs [N, H A] of all heads in layer `index` for rows_after_attention(). If x has
+// no rows, it is also multiplied by every weight, so that the backward of a rank without tokens
+// runs the same all-to-alls as the backward of other ranks.
 Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   const ModelConfig& config = pass.config;
   const Packed& tokens = pass.tokens;
@@ -121,7 +121,7 @@ Tensor attention_heads(const Tensor& x, const Layer& layer, const Pass& pass, in
   return pass.rows_after_attention(heads, layer, index);
 }
 
-// Returns the output of the attention of layer `index`, of rows_after_attention(); x [T, D] f32.
+// Returns the output of the attention of layer `index` for rows_after_attention(). x [T, D] f32.
 Tensor attention_block(const Tensor& x, const Layer& layer, const Pass& pass, int64_t index) {
   return adapted_linear(attention_heads(x, layer, pass, index), layer.attention.output, {},
                         layer.attention.output_adapter);
@@ -496,7 +496,7 @@ void Llama::with_head(const std::function<void(const Tensor& weight)>& body) con
     shards->start(layer_unit(config().layers - 1));  // backward begins with this layer
   }
   body(weight);
-  if (at::GradMode::is_enabled() && !is_tied) {  // if tied, with the gradient of the embedding
+  if (at::GradMode::is_enabled() && !is_tied) {  // a tied head is reduced with the embedding
     shards->reduce_gradients(unit);
   }
   shards->release(unit);

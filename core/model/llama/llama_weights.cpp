@@ -44,8 +44,8 @@ ModelConfig routed_config(const ModelConfig& model, const RoutingOptions& routin
   return config;
 }
 
-// Returns a stored tensor that aliases the mapped file and keeps it mapped, and must not be
-// written; a copy if it is not aligned to its dtype, which the format allows.
+// Returns a stored tensor that aliases the mapped file and keeps it mapped. It must not be written.
+// Returns a copy if the values are not aligned to their dtype, which the format allows.
 Tensor stored_tensor(const io::Checkpoint& checkpoint, const std::string& name) {
   const auto& info = checkpoint.info(name);
   const auto bytes = checkpoint.bytes(name);

@@ -48,11 +48,11 @@ struct WeightSlot {
   at::Tensor* tensor = nullptr;
   std::vector<int64_t> shape = {};
   BlockNames names = {};
-  std::vector<int64_t> rows = {};  // of each tensor of a matrix
+  std::vector<int64_t> rows = {};  // number of rows of each tensor of a matrix
   size_t unit = 0;
   kernels::Weight* weight = nullptr;  // holds `tensor`, or several mapped tensors; may be null
   Adapter* adapter = nullptr;         // null: the weight cannot have one
-  std::string lora_part = {};         // of LoraSettings::on
+  std::string lora_part = {};         // its name in LoraSettings::on
 
   kernels::Weight value() const { return weight != nullptr ? *weight : kernels::Weight(*tensor); }
 };

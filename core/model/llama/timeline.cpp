@@ -82,7 +82,7 @@ struct GpuPart : at::ObserverContext {
 };
 
 // Records events around parts during its lifetime. Callbacks of LibTorch are plain functions, which
-// find it by a static pointer.
+// find this object by a static pointer.
 class GpuParts {
  public:
   explicit GpuParts(c10::Device device) : device_(device) {

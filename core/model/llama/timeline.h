@@ -19,9 +19,9 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Ends the recording and writes the trace unless `file` is empty (std::runtime_error if it
-  // cannot). Returns the seconds by the host's clock of routing, permute, experts, combine,
-  // attention, projections, norm, head, optimizer, and the rest of backward ("backward, other").
+  // Ends the recording and writes the trace unless `file` is empty. Returns the seconds of routing,
+  // permute, experts, combine, attention, projections, norm, head, optimizer, and the rest of
+  // backward ("backward, other"), by the host's clock. Throws std::runtime_error if writing fails.
   std::map<std::string, double> finish(const std::filesystem::path& file);
 
  private:

@@ -52,9 +52,9 @@ class WeightShards {
 
   at::Tensor gather_values(const at::Tensor& whole) const;  // gathers a copy
 
-  // enter() and leave() enclose the forward of a unit and gather it there and in backward. The
-  // autograd graph must use their results. Prefetch `next`, and in backward `previous`, unless
-  // negative.
+  // Enclose the forward of a unit, which is gathered in forward and in backward. The autograd graph
+  // must use their results. enter() prefetches unit `next`, and the backward of leave() unit
+  // `previous`, unless negative.
   at::Tensor enter(size_t unit, const at::Tensor& x, int64_t next);
   void leave(size_t unit, const std::vector<at::Tensor*>& outputs, int64_t previous);
 

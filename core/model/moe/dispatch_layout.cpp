@@ -4,6 +4,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 
 #include "core/base/error.h"
 #include "kernels/ops/cuda_functions.h"
@@ -59,8 +60,8 @@ Counts slots_per_rank(const TokenPartition& partition, const route::RouterSettin
   return slots;
 }
 
-// Returns the index [n] i64 of each of `rows`, sorted by group, in a send buffer with `local_slots`
-// slots per remote expert, the sum of this process's slots; undefined for local and unused rows.
+// Returns the index [n] i64 of each of `rows`, sorted by group, in the send buffer, which has
+// `local_slots` slots per remote expert. Undefined for local and unused rows.
 // buffer [n]: index of the row's expert among the remote experts. slots [W]: slots_per_rank().
 Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
                         const Tensor& buffer, const Counts& slots, int64_t local_slots) {
@@ -77,7 +78,7 @@ Tensor slots_in_buffers(const route::RouteInput& input, const route::Rows& rows,
   return buffer * local_slots + first_slot.index_select(0, source_rank) + slot;
 }
 
-// Returns the number of slots per expert of each process [G], the sums of its part of `slots` [W].
+// Returns the number of slots per expert of each process [G]: sums of `slots` [W] over its ranks.
 Counts process_slots(const ExpertParallel& parallel, const Counts& slots) {
   const auto local_ranks = std::ssize(slots) / parallel.size();
   Counts per_process;
@@ -165,10 +166,10 @@ Tensor nonzero_rows(const Tensor& rows) {
   const auto width = static_cast<size_t>(rows.size(1) * rows.element_size());
   const auto* row = static_cast<const char*>(rows.const_data_ptr());
   Tensor result = at::empty({rows.size(0)}, at::kBool);
-  for (int64_t index = 0; index < rows.size(0); ++index, row += width) {
+  for (bool& is_nonzero : std::span(result.data_ptr<bool>(), rows.size(0))) {
     // A row is zero if its first byte is 0 and every byte equals the next one.
-    result.data_ptr<bool>()[index] =
-        width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
+    is_nonzero = width > 0 && (row[0] != 0 || std::memcmp(row, row + 1, width - 1) != 0);
+    row += width;
   }
   return result;
 }

@@ -38,8 +38,8 @@ struct TokenPartition {
   // For a single process.
   TokenPartition(route::RoutingGroup local_tokens);  // NOLINT: implicit conversion is intended
   // Assigns token v of this process's `tokens` to number floor(v (W/G) / tokens) of its W/G logical
-  // ranks. A collective of the group, also for processes without tokens. `sequences`: of this
-  // process, for the balance loss within sequences; else 0 on all processes.
+  // ranks. A collective of the group, also for processes without tokens. `sequences` is the
+  // number of sequences of this process if their balance loss is computed, else 0.
   TokenPartition(int64_t tokens, int64_t logical_ranks, const ExpertParallel& expert_parallel,
                  int64_t sequences = 0);
 
@@ -68,7 +68,7 @@ struct DispatchLayout {
   std::vector<std::vector<int64_t>> received_tokens_per_expert;  // [G][L] of received rows
   bool has_padding = false;  // remote and received rows include empty slots
   // [G, E] i64 on the device of the plan: the rows of each process at each expert. With a capacity,
-  // the slots of other processes, and for fixed layouts also those of this process.
+  // other processes have the number of slots instead; in fixed layouts, this process too.
   at::Tensor process_rows;
   // [L] i64 on a GPU, of fixed layouts only: the tokens per local expert. local_rows is then an
   // upper bound, and local_tokens_per_expert all zeros.

@@ -124,13 +124,13 @@ struct Finish : torch::autograd::Function<Finish> {
 //
 // Computations between Start and Finish overlap with the transfer, also in backward, where Finish
 // starts it and Start waits. The result of Start is not filled yet and may only be passed to
-// Finish. All processes of the group must call both in the same order, also without rows. Whether
-// a gradient exists must depend on the trained weights only, never on the number of rows.
+// Finish. All processes of the group must call both in the same order, also without rows. The
+// existence of a gradient must depend on the trained weights only, never on the number of rows.
 Tensor exchange(const Tensor& rows, const State& state) {
   return Finish::apply(Start::apply(rows, state), state);
 }
 
-// Returns [n, D] with row permutation[r] = x[token of row r of the plan]; permutation [n] i64.
+// Returns [n, D]: row permutation[r] is the token of row r of the plan. permutation [n] i64.
 Tensor rows_permuted(const Tensor& x, const route::Routing& routing, const Tensor& permutation) {
   const auto permuted = [&](const Tensor& values) {
     const Tensor used = values.narrow(0, 0, permutation.size(0));
@@ -160,8 +160,8 @@ Dispatch dispatch_slots(const Tensor& x, const route::Routing& routing,
   return dispatch;
 }
 
-// Dispatches the plan of a dropless router. The host waits for the counts of all processes, if it
-// knows the number of rows after it has enqueued the permutation of x.
+// Dispatches the plan of a dropless router. The host waits for the counts of all processes. If the
+// number of rows is known before, the host enqueues the permutation of x first.
 Dispatch dispatch_dropless(const Tensor& x, const route::Routing& routing,
                            const ExpertParallel& parallel) {
   Dispatch dispatch;
@@ -213,19 +213,20 @@ Tensor exchange_and_run(const DispatchLayout& layout, const Tensor& all_rows,
                                                            layout.send_counts);
   const int64_t rank = parallel.ep_rank();
   if (!parallel.overlap_all_to_all) {
-    const Tensor received = exchange(rows[0], dispatch);
-    const auto parts = run_in_order(layout, at::cat({received, rows[1]}), rank,
-                                    /*with_received=*/true, /*with_local=*/true, experts)
-                           .split_with_sizes({received.size(0), layout.local_rows});
+    Tensor in = at::cat({exchange(rows[0], dispatch), rows[1]});
+    const int64_t received = in.size(0) - layout.local_rows;
+    const auto parts = run_in_order(layout, std::move(in), rank, /*with_received=*/true,
+                                    /*with_local=*/true, experts)
+                           .split_with_sizes({received, layout.local_rows});
     return at::cat({exchange(parts[0], combine), parts[1]});
   }
-  const Tensor receive_buffer = Start::apply(rows[0], dispatch);
+  Tensor receive_buffer = Start::apply(rows[0], dispatch);
   const Tensor local = layout.local_counts.defined()
                            ? run_in_order(layout, rows[1], rank, /*with_received=*/false,
                                           /*with_local=*/true, experts)
                            : experts.run(rows[1], layout.local_tokens_per_expert);
-  const Tensor received = Finish::apply(receive_buffer, dispatch);
-  const Tensor out = run_in_order(layout, received, rank, /*with_received=*/true,
+  Tensor received = Finish::apply(std::exchange(receive_buffer, Tensor()), dispatch);
+  const Tensor out = run_in_order(layout, std::move(received), rank, /*with_received=*/true,
                                   /*with_local=*/false, experts);
   return at::cat({exchange(out, combine), local});
 }

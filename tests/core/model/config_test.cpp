@@ -96,17 +96,19 @@ const io::TensorInfo* find(const Tensors& list, const std::string& name) {
 }
 
 // Returns the message of the UserError that check_tensors() throws for a tiny folder whose tensor
-// list was changed, or "".
-std::string message_for(const std::function<void(Tensors&)>& change, bool tied = false) {
+// list was changed, or "". Weights are 0, but all bytes of lm_head are `head_byte`.
+std::string message_for(const std::function<void(Tensors&)>& change, bool tied = false,
+                        char head_byte = '\0') {
   const TempDir folder;
   Tensors tensors = tiny_tensors({.tied = tied});
   change(tensors);
   io::write_file(folder / "config.json", tiny_config({.tied = tied}).dump());
   std::vector<io::TensorSource> sources;
   for (const auto& info : tensors) {
-    sources.push_back({info, [info](io::SafetensorsWriter& writer) {
-                         const std::string zeros(static_cast<size_t>(info.bytes()), '\0');
-                         writer.write(std::as_bytes(std::span(zeros)));
+    const char byte = info.name == "lm_head.weight" ? head_byte : '\0';
+    sources.push_back({info, [info, byte](io::SafetensorsWriter& writer) {
+                         const std::string bytes(static_cast<size_t>(info.bytes()), byte);
+                         writer.write(std::as_bytes(std::span(bytes)));
                        }});
   }
   io::write_tensors(folder.path(), sources, uint64_t{1} << 40);
@@ -277,7 +279,8 @@ TEST_CASE("a config of another function, or of none, is refused by name") {
        {{{"vocab_size", 1e12}}, "vocab_size"},
        {{{"num_hidden_layers", 20000}}, "num_hidden_layers is 20000"},
        {{{"model_type", "gemma2"}, {"architectures", {"Gemma2ForCausalLM"}}},
-        "'Gemma2ForCausalLM' with model_type 'gemma2' is not supported; supported are LlamaForCausalLM"},
+        "'Gemma2ForCausalLM' with model_type 'gemma2' is not supported; supported are "
+        "LlamaForCausalLM"},
        {{{"architectures", "LlamaForCausalLM"}}, "architectures must be a list of names"},
        {{{"model_type", nullptr}, {"architectures", nullptr}},
         "model_type and architectures are missing"},
@@ -451,6 +454,21 @@ TEST_CASE("tensors that do not fit the config are refused by name, leftovers are
   CHECK_THAT(with("model.layers.0.mlp.experts.gate_up_proj", {4, 48, 16}),
              contains_text("'model.layers.0.mlp.experts.gate_up_proj' [4, 48, 16]") &&
                  contains_text("save_original_format=True"));
+}
+
+TEST_CASE("a tied folder may store a copy of the embedding as its head, but no other head") {
+  for (const io::DType dtype : {io::DType::kF32, io::DType::kF16}) {
+    for (const char byte : {'\0', '\1'}) {
+      const auto add_head = [&](Tensors& tensors) {
+        tensors.push_back({"lm_head.weight", dtype, {64, 16}});
+      };
+      const std::string message = message_for(add_head, /*tied=*/true, byte);
+      const bool is_copy = dtype == io::DType::kF32 && byte == '\0';
+      CHECK_THAT(message, contains_text(is_copy ? "" : "lm_head.weight differs from model.embed"));
+      CHECK_THAT(message, contains_text(is_copy ? "" : "\"tie_word_embeddings\": false"));
+      CHECK(message.empty() == is_copy);
+    }
+  }
 }
 
 }  // namespace

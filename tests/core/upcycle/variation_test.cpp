@@ -153,9 +153,9 @@ TEST_CASE("impossible variations are refused, others are printed as they were gi
     std::string fact;
   };
   for (const Case& c : {Case{{"drop", "drop:", "drop:x", "drop:0.5,apart", "noise:0.1,separate",
-                              "shake:0.5", "", "drop:0.5 ", "drop:nan", "noise:inf"},
+                              "shake:0.5", "", "drop:0.5 ", "drop:nan", "noise:inf", "noise:nan"},
                              "must be none, drop:0.5, drop:0.5,separate or noise:0.01"},
-                        Case{{"drop:0", "drop:1"}, "between 0 and 1"},
+                        Case{{"drop:0", "drop:1", "drop:-1"}, "must be between 0 and 1"},
                         Case{{"noise:0", "noise:-1"}, "must be positive"}}) {
     for (const auto& text : c.texts) {
       CHECK_THAT(user_error_of([&] { parse_variation(text); }), contains_text(c.fact));
@@ -253,12 +253,36 @@ TEST_CASE("parents that do not fit are refused by name, and nothing is written")
   };
   for (const Case& c : {Case{{.hidden = 32}, "hidden_size is 32, but 16"},
                         Case{{.intermediate = 48}, "intermediate_size is 48, but 24"},
-                        Case{{.tied = true}, "tie_word_embeddings is 1, but 0"}}) {
+                        Case{{.tied = true}, "tie_word_embeddings is true, but false"}}) {
     write_tiny_checkpoint(other, c.shape);
     CHECK_THAT(user_error_of([&] {
                  folders.make(folders.settings({{other, 2}}));
                }),
                contains_text(fmt::format("--expert {}: {} in {}", other.string(), c.fact,
+                                         (folders.dir / "base").string())));
+    fs::remove_all(other);
+  }
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 64}};
+  for (const auto& [changes, fact] : std::vector<std::pair<Json, std::string>>{
+           {{{"rope_theta", 500000.0}}, "rope_theta is 500000, but 10000"},
+           {{{"rms_norm_eps", 1e-6}}, "rms_norm_eps is 1e-06, but 1e-05"},
+           {{{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}},
+            "rope_type is linear, but default"},
+           {{{"rope_scaling", llama3}}, "rope_type is llama3, but default"},
+           {{{"model_type", "mistral"}, {"architectures", nullptr}, {"sliding_window", 64}},
+            "sliding_window is 64, but 0"}}) {
+    write_tiny_checkpoint(other);
+    Json config(tiny_config({}));
+    config.update(changes);
+    io::write_file(other / "config.json", config.dump());
+    CHECK_THAT(user_error_of([&] {
+                 folders.make(folders.settings({{other, 2}}));
+               }),
+               contains_text(fmt::format("--expert {}: {} in {}", other.string(), fact,
                                          (folders.dir / "base").string())));
     fs::remove_all(other);
   }
