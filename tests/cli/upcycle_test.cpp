@@ -451,7 +451,9 @@ TEST_CASE("--upcycle refuses mixtures and unsuitable settings") {
            {"written", {"--upcycle", "4"}, "is a mixture of experts already"},
            {"dense", {"--upcycle", "2", "--router", "top3"}, "asks for 3 experts"},
            {"written", {"--granularity", "2"}, "--granularity 2: needs a dense folder"},
-           {"dense", {"--upcycle", "2", "--granularity", "5"}, "--granularity 5: must divide the width"},
+           {"dense",
+            {"--upcycle", "2", "--granularity", "5"},
+            "--granularity 5: must divide the width"},
            {"dense",
             {"--upcycle", "2", "--granularity", "2", "--router", "top4"},
             "asks for 4 experts per token, the layers have 2"}}) {

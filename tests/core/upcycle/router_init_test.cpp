@@ -311,7 +311,7 @@ TEST_CASE("prompts name experts by number or by folder") {
            {R"({"job": ["a"]})", "'job' is experts 2, 3"},
            {R"({"0": ["a"], "town": ["a"]})", "expert 0 twice"},
            {R"({"0": ["a"], "1": ["a"], "3": ["a"]})", "no texts for expert 2"},
-           {R"({"0": {"negative": ["a"]}})", "expert '0': has no text"},
+           {R"({"0": {"negative": ["a"]}})", "expert '0': has no positive text"},
            {R"({"0": "a"})", "expert '0': must be a list of texts"},
            {R"({"0": {"postive": ["a"]}})", "expert '0': 'postive'"},
            {"{\"0\": [", ""},
