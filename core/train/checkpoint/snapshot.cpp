@@ -91,7 +91,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
     Slice slice = state[i];
     if (i < parameters.size() && !parameters[i].shard.defined()) {  // the weights come first
       const distributed::Part part(slice.values.numel(), parameter_holders(parameters[i], world));
-      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
+      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.size());
       slice.begin += part.begin;
     } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {
       continue;
@@ -106,10 +106,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
 Snapshot::Snapshot(const model::Llama& model, const AdamW& optimizer,
                    const model::RoutingOptions& routing,
                    const model::LossCoefficients& coefficients, const TrainState& state)
-    : model_(model.clone(at::kCPU)),
-      routing_(routing),
-      coefficients_(coefficients),
-      state_(state) {
+    : model_(model.clone(at::kCPU)), routing_(routing), coefficients_(coefficients), state_(state) {
   for (Slice& slice : training_state(model_, optimizer)) {
     if (!slice.name.starts_with(kWeight)) {
       slice.values = slice.values.to(at::kCPU, slice.values.scalar_type(), false, /*copy=*/true);
