@@ -54,8 +54,8 @@ std::vector<InputFile> files_in(const fs::path& folder,
   return files;
 }
 
-// Returns the files of --data. A file of plain text may be packed (wiki.txt.gz) or numbered
-// (wiki.txt.1).
+// Returns the files of --data. Names like wiki.txt.gz and wiki.txt.1 have the role "text", as in
+// the records of earlier versions.
 std::vector<InputFile> data_files(const std::vector<fs::path>& words) {
   std::vector<InputFile> files;
   for (const auto& source : data::parse_sources(words)) {

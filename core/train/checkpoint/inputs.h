@@ -1,5 +1,5 @@
 #pragma once
-// RUN/inputs.json: the input files of a run by content. A run may be moved to another folder or
+// RUN/inputs.json: hashes of the input files of a run. A run may be moved to another folder or
 // machine with its model and data and resumed there; a run whose data has changed is refused.
 //
 //   {"model": [{"as": "config.json", "bytes": 612, "modified": 1767225600000000000, "xxh3": "..."},
@@ -38,7 +38,7 @@ std::vector<std::filesystem::path> input_paths(const TrainSettings& settings);
 // Returns the inputs that `settings` name, without digests. A missing file has size 0.
 Inputs find_inputs(const TrainSettings& settings);
 
-// Returns the record of a run; nothing if there is no file or it is not a record.
+// Returns the record of a run; nothing if the file is missing or invalid.
 std::optional<Inputs> read_inputs(const std::filesystem::path& file);
 // Computes missing digests, which reads the files, and returns the record.
 std::string to_json(Inputs& inputs);

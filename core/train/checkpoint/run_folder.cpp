@@ -80,8 +80,8 @@ std::map<std::string, std::string> result_settings(const std::string& toml,
   return values;
 }
 
-// Overload for the file of a run, a settings.toml. Throws UserError if it cannot be parsed: because
-// it is written atomically, it is then damaged.
+// Overload for RUN/settings.toml. Throws UserError if the file cannot be parsed. It is then
+// damaged, because a run writes it atomically.
 std::map<std::string, std::string> read_run_settings(const fs::path& file) {
   const std::string toml = read_small_file(file);
   try {
@@ -125,8 +125,8 @@ std::vector<std::string> names_in(const fs::path& folder) {
 
 std::string checkpoint_name(int64_t step) { return kCheckpointPrefix + step_name(step); }
 
-// Returns the manifest for a run of an older version, which wrote none: the standard names, and the
-// `steps` whose folders have the files of a checkpoint.
+// Returns a manifest for a run of an older version, which wrote none: the standard names, and the
+// checkpoints of `steps` whose folders have the files of a checkpoint.
 std::set<std::string> guess_manifest(const fs::path& run, const std::vector<int64_t>& steps) {
   std::set<std::string> listed = kStandardNames;
   for (const int64_t step : steps) {
@@ -410,7 +410,7 @@ std::optional<fs::path> RunFolder::newest_whole(std::vector<std::string>& damage
     const auto damage = io::find_damage(checkpoint(step));
     if (!damage) {
       for (auto& sentence : damaged) {
-        sentence += "; the checkpoint before it is used";
+        sentence += "; using an earlier checkpoint";
       }
       return checkpoint(step);
     }

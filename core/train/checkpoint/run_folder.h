@@ -36,13 +36,13 @@ class RunFolder {
             std::vector<std::filesystem::path> inputs = {});
 
   // Returns the state of the existing run under the given settings; kNew with `force`. Throws
-  // UserError that names the settings that differ, except those that do not change the results
-  // (save-every, keep, threads, cache), and the `inputs` (those of `settings_toml`) whose recorded
-  // content has changed. Adds known digests to `inputs`, and a sentence on moved inputs to `notes`.
+  // UserError if settings differ that change the results (not save-every, keep, threads, cache), or
+  // if the content of `inputs`, the inputs of `settings_toml`, has changed. Adds known digests to
+  // `inputs`, and a sentence on moved inputs to `notes`.
   RunState state(const std::string& settings_toml, Inputs& inputs,
                  std::vector<std::string>& notes) const;
-  // Locks RUN against other processes (UserError) and writes settings.toml. kNew: creates RUN, or
-  // removes the listed files and folders of the earlier run.
+  // Locks RUN and writes settings.toml. Throws UserError if another process has locked RUN. kNew:
+  // creates RUN, or removes the listed files and folders of the earlier run.
   void begin(const std::string& settings_toml, RunState state);
 
   const std::filesystem::path& path() const { return run_; }

@@ -91,7 +91,7 @@ std::vector<Slice> own_part(const std::vector<Slice>& state,
     Slice slice = state[i];
     if (i < parameters.size() && !parameters[i].shard.defined()) {  // the weights come first
       const distributed::Part part(slice.values.numel(), parameter_holders(parameters[i], world));
-      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.end - part.begin);
+      slice.values = slice.values.view({-1}).narrow(0, part.begin, part.size());
       slice.begin += part.begin;
     } else if (slice.name.starts_with(kUpdates) && !world.layout.is_rank_zero()) {
       continue;

@@ -58,8 +58,8 @@ class Snapshot {
 TrainState read_train_state(const std::filesystem::path& folder);
 
 // Loads a checkpoint into model and optimizer, which must have the same config; each process loads
-// the parts that it holds and updates. Throws UserError if the folder has no training state, or
-// that of another model or with moments of another type; model and optimizer are then unchanged.
+// the parts that it holds and updates. Throws UserError, and changes nothing, if the folder has no
+// training state or its tensors do not fit model and optimizer.
 TrainState restore(const std::filesystem::path& folder, model::Llama& model, AdamW& optimizer);
 
 // Writes checkpoints in the background, one at a time. With several processes, all of them write
@@ -71,7 +71,7 @@ class Saver {
   Saver(const io::Checkpoint& parent, distributed::World& world,
         std::function<void(const std::filesystem::path&)> on_saved,
         std::function<void(bool)> on_saving);
-  ~Saver();  // blocks; ignores a failure that wait() was not called for
+  ~Saver();  // blocks until the checkpoint is written; ignores its exception
 
   // Blocks until the previous checkpoint is written, then begins to write `snapshot` as OUT
   // (Snapshot::write()). Throws the exception of the previous checkpoint.

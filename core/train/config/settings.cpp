@@ -170,7 +170,7 @@ Options run_options(TrainSettings& settings) {
        "relu router: coefficient of the L1 loss in the first step", number_from(0),
        "the model's last value, else the router's lambda0"},
       {"eval-data", &evaluation.data, group::kTasks,
-       "held-out files in the forms of --data, for loss and samples"},
+       "held-out files in the formats of --data, for loss and samples"},
       {"eval-rows", &evaluation.rows, group::kTasks,
        "use the first N sequences of --eval-data; 0 = all", whole_from(0), "64"},
       with_commas({"eval-tasks", &evaluation.tasks, group::kTasks,
@@ -233,8 +233,8 @@ double progress(int64_t step, int64_t first, int64_t last) {
                        : std::clamp(static_cast<double>(step - first) / (last - first), 0.0, 1.0);
 }
 
-// Throws UserError for invalid numbers, for flags without the --eval-data or --eval-tasks that they
-// belong to, and for a held-out file with a weight.
+// Throws UserError for a flag without the --eval-data or --eval-tasks that it requires, and for a
+// held-out file with a weight.
 void check_evaluation(const EvaluationSettings& settings) {
   const bool has_data = !settings.data.empty(), has_tasks = !settings.tasks.empty();
   const auto check_needs = [](bool is_given, const char* flag, bool has_needed,
@@ -316,8 +316,8 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
   }
   const double target = 1.0 - static_cast<double>(router.k) / experts;
   return fmt::format(
-      " + lambda x {}; lambda is {} at first, then times {} after a step of a sparsity below S* = "
-      "1 - {}/{} = {:.6g}, else divided by it",
+      " + lambda x {}; lambda is {} at first, and is multiplied by {} after a step whose sparsity "
+      "is below S* = 1 - {}/{} = {:.6g}, else divided by it",
       loss, lambda, router.lambda_multiplier, router.k, experts, target);
 }
 

@@ -65,9 +65,9 @@ struct TrainSettings {
   std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
 
   std::optional<int64_t> steps;
-  std::optional<double> epochs;    // instead of steps, rounded up to whole steps; neither: 1
+  std::optional<double> epochs;    // instead of steps, rounded up to whole steps; both unset: 1
   std::optional<int64_t> seq_len;  // unset: 2048 (the paper), at most the model's maximum
-  // Rows of a forward pass; unset: 8 (the paper), or the largest divisor of global_batch below.
+  // Rows of a forward pass; unset: 8 (the paper), or the largest smaller divisor of global_batch.
   std::optional<int64_t> micro_batch;
   std::optional<int64_t> global_batch;  // rows of a step; unset: micro_batch (the paper: 256)
   data::Objective objective = data::Objective::kInstruct;
@@ -88,7 +88,7 @@ struct TrainSettings {
 
   model::UpcycleRequest upcycle;  // upcycles a dense model when it is opened
   route::RouterRequest router;    // unset: the folder's
-  // Coefficients of auxiliary losses; unset: see resolve_coefficients() in settings.h.
+  // Coefficients of auxiliary losses; unset: see resolve_coefficients().
   std::optional<double> lb_coef, entropy_coef, z_coef, seq_lb_coef;
   std::optional<double> lambda;  // ReLU: weight of the L1 loss in the first step
 
@@ -99,8 +99,8 @@ struct TrainSettings {
   int64_t keep = 2;                    // number of newest checkpoints to keep
   int64_t keep_every = 0;              // also keep checkpoints whose step is a multiple; 0 = none
   int64_t seed = 0;
-  int threads = 0;                  // recorded only; 0 = LibTorch's default
-  bool on_cuda = false;             // each rank has a GPU; for checks and the record
+  int threads = 0;                  // set by the caller; 0 = LibTorch's default
+  bool on_cuda = false;             // each rank has a GPU
   std::optional<int64_t> replicas;  // of the experts (core/distributed/comm.h); same results
   Shard shard = Shard::kOptimizer;
   bool force = false;
@@ -122,7 +122,7 @@ EvaluationSettings resolve_evaluation(EvaluationSettings settings, int64_t steps
 // Throws UserError, naming the flag, for settings that are invalid for every model and data.
 void check_numbers(const TrainSettings& settings);
 
-// Returns the template of --template, of the model folder if it is "auto". Throws UserError.
+// Returns the template of --template; for "auto", that of the model folder. Throws UserError.
 data::Template parse_template(const TrainSettings& settings);
 
 // Returns all options of a run, in the order of settings.toml. `settings` must outlive them.
@@ -142,7 +142,7 @@ std::map<std::string, std::string> read_settings(const std::string& toml, const 
 
 // Fills the coefficients and lambda of `settings` for the router of the run. A coefficient is the
 // flag's, else the folder's if its router is of the same family, else the default (z_coef and
-// seq_lb_coef have none). Lambda is the flag's, else lambda0 if --router names it, else the
+// seq_lb_coef: 0). Lambda is the flag's, else lambda0 if --router names it, else the
 // folder's, else lambda0. Throws UserError for a coefficient of a loss that the router lacks.
 void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& stored,
                           const route::ResolvedRouter& resolved);

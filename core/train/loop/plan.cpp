@@ -108,8 +108,9 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
-  // settings.toml has this router in full, so that a resumed run does not depend on the folder. A
-  // run with --upcycle has the router before --granularity there.
+  // settings.toml has this router in full, so that a resumed run does not depend on the folder.
+  // With
+  // --upcycle it has the router before --granularity is applied.
   settings.router = {to_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
                                                         : resolved.router,
                                /*every_option=*/true),
@@ -181,7 +182,7 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   run.examples =
       read_data(settings, run.checkpoint, config.vocab_size, {[&](int64_t count, int64_t tokens) {
                   if (callbacks.stop_requested()) {
-                    throw Interrupted("stopped while data was read; nothing was saved");
+                    throw Interrupted("stopped while the data was read; nothing was saved");
                   }
                   callbacks.on_reading(count, tokens);
                 }},
@@ -258,8 +259,8 @@ uint64_t model_bytes(const io::Checkpoint& checkpoint) {
   return bytes;
 }
 
-// Throws UserError if the disk has no space for final/ and the checkpoints of the run: --keep and
-// the one that is being written, less `existing` ones.
+// Throws UserError if the disk has no space for final/ and the checkpoints of the run: --keep plus
+// the one that is being written, minus `existing`.
 void check_run_space(const RunPlan& plan, const io::Checkpoint& checkpoint, int64_t existing) {
   const bool saves = plan.settings.save_every || plan.settings.save_minutes;
   const int64_t missing = saves ? std::max<int64_t>(1, plan.settings.keep + 1 - existing) : 0;
@@ -321,14 +322,15 @@ ResumePlan find_start(const RunFolder& folder, RunState state, RunPlan& plan) {
   }
   plan.first_step = read_train_state(*checkpoint).step;
   USER_ERROR_IF(parse_step_name(checkpoint->filename().string()) != plan.first_step,
-                "{}: 'step' is {}, which is not that of the folder's name; remove the folder",
+                "{}: 'step' is {}, which differs from the folder's name; remove the folder",
                 train_state_file(*checkpoint).string(), plan.first_step);
   plan.notes.push_back(
       fmt::format("resuming from step {} ({})", plan.first_step, checkpoint->string()));
   return {*checkpoint, /*resumed=*/true, false, nullptr};
 }
 
-// Returns RUN and its parents that do not exist yet: a checkpoint survives only if its path does.
+// Returns RUN and its parents that do not exist yet. After a power failure a checkpoint is found
+// only if they were synced.
 std::vector<std::filesystem::path> folders_to_sync(const std::filesystem::path& run) {
   const std::filesystem::path whole = std::filesystem::absolute(run).lexically_normal();
   std::vector<std::filesystem::path> folders = {whole};
@@ -405,8 +407,7 @@ std::vector<std::string> known_failures(const RunFacts& facts) {
     warnings.push_back(fmt::format(
         "warning: capacity is counted over {} tokens per logical rank, where a router that chooses "
         "evenly at random has {:.1f} % of its requests refused by chance; a larger --micro-batch "
-        "or "
-        "--seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
+        "or --seq-len, fewer --ep-ranks or a larger --cf refuse fewer",
         facts.rank_tokens, 100 * refused));
   }
   // The tolerance accepts exactly ten times the last rate, which is the parent's maximum.

@@ -52,8 +52,8 @@ MemoryPlan plan_memory(const model::ModelConfig& config, const TrainSettings& se
 inline constexpr double kMaxLrRatio = 10;
 
 // Returns true if the task loss has a gradient with respect to the logits (core/route/README.md,
-// "Gradients"). It has none if a token has one of several experts, with the gate weight 1 for all
-// logits.
+// "Gradients"). It has none if a token has one of several experts and that expert's gate weight is
+// always 1.
 bool router_learns_from_task(const route::RouterSettings& router, int64_t experts);
 
 // Returns the expected share of first-k requests that capacity refuses if each token requests k of
@@ -69,7 +69,7 @@ struct RunFacts {
   int64_t rank_tokens = 0;        // T_r of the largest micro-batch
   bool trains_router = true;      // false if --train excludes the router
   bool balance_loss = false;      // true if the load-balance loss has a coefficient above 0
-  bool other_loss = false;        // as balance_loss, for the z-loss or the balance within sequences
+  bool other_loss = false;        // true if the z-loss or the balance within sequences has one
   double lr = 0;                  // maximum of the run
   std::optional<double> last_lr;  // of the run that made the model, if known
 };
@@ -88,9 +88,9 @@ struct RunPlan {
   std::string losses;              // of a mixture: describe_losses()
   distributed::Layout layout;      // of the processes
   std::vector<std::string> notes;  // printed at the start, one per line
-  int64_t group_tokens = 0;        // of the largest micro-batch, which is routed together
+  int64_t group_tokens = 0;        // tokens of the largest micro-batch; they are routed together
   MemoryPlan memory;
-  int64_t first_step = 0;  // steps done before: 0, or those of the checkpoint
+  int64_t first_step = 0;  // number of steps done before this start
 };
 
 struct TrainCallbacks {
@@ -141,7 +141,8 @@ struct ResumePlan {
 
 // Checks memory and disk space and begins RUN: settings.toml, inputs.json, a line of starts.jsonl,
 // and the log. Sets plan.first_step and adds notes to the plan. Collective. Throws UserError if
-// either is short, if an existing run has other settings, or if all its checkpoints are damaged.
+// memory or disk space is short, if an existing run has other settings, or if all its checkpoints
+// are damaged.
 ResumePlan begin_run(RunFolder& folder, RunPlan& plan, const io::Checkpoint& checkpoint,
                      distributed::Comm& ranks);
 

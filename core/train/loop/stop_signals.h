@@ -11,15 +11,15 @@ namespace moe::train {
 
 // Blocks the signals while alive. Construct it before any other thread of the process starts,
 // because threads inherit the signal mask. A signal that the process was started to ignore (nohup,
-// background jobs of a shell) stays ignored. The others have these effects:
-//   - the first signal makes stop_requested() return true;
-//   - signals within kMergeWindow of it are duplicates (a launcher and a terminal may both send
-//   one);
+// background jobs of a shell) stays ignored. Another one makes stop_requested() return true.
+// Signals within kMergeWindow of it are duplicates: a launcher and a terminal may both send one.
+//
+// Before start_polling() the process may be blocked, for example on a pipe without a writer. A
+// signal terminates it if stop_requested() is not called within kPollTimeout. After
+// start_polling():
 //   - a second signal terminates the process at once, unless a checkpoint is being written;
 //   - a third signal terminates the process at once.
-// Before start_polling() the process may be blocked, for example on a pipe without a writer: if
-// stop_requested() is not called within kPollTimeout of the first signal, that signal terminates
-// it. stop_requested() and start_polling() are called from one thread, the others from any.
+// stop_requested() and start_polling() are called from one thread, the others from any.
 class StopSignals {
  public:
   static constexpr std::chrono::seconds kPollTimeout{4};
@@ -40,6 +40,7 @@ class StopSignals {
   void watch(const std::stop_token& stop);
 
   sigset_t watched_ = {}, previous_mask_ = {};
+  int wake_signal_ = 0;  // one of watched_, for the end of the watcher; 0: all are ignored
   std::atomic<bool> stop_requested_{false}, is_request_seen_{false}, is_polling_{false};
   std::atomic<int> num_saving_{0};
   std::jthread watcher_;

@@ -102,11 +102,11 @@ class Run {
         callbacks_(callbacks),
         evaluator_(evaluator),
         world_(world),
-        others_(world.layout.processes > 1 ? &world : nullptr),
+        shared_world_(world.layout.processes > 1 ? &world : nullptr),
         model_(load_model(start.resumed ? io::Checkpoint(start.folder) : parent, plan.settings,
                           world)),
         trained_(trainable(model_, plan.settings.trained)),
-        updater_(trained_, plan.settings.adamw, plan.settings.seed, others_),
+        updater_(trained_, plan.settings.adamw, plan.settings.seed, shared_world_),
         log_(start.log.get()),
         saver_(parent, world, callbacks.on_saved, callbacks.on_saving) {
     const TrainSettings& settings = plan.settings;
@@ -259,7 +259,7 @@ class Run {
     updater_.clear_gradients();
     StepRecord record;
     static_cast<StepLosses&>(record) =
-        add_gradients(model_, data.batches, routing_, coefficients, others_);
+        add_gradients(model_, data.batches, routing_, coefficients, shared_world_);
     record.grad_norm = updater_.gradient_norm();
     complete_record(record, coefficients);
     record.lr = learning_rate(settings, state_.step);
@@ -344,7 +344,7 @@ class Run {
              : std::string("no checkpoint was saved before (--save-every)")));
   }
 
-  // Sets the tokens so far and, for a mixture, the fields of its losses and routing.
+  // Sets total_tokens and, for a mixture, the fields of auxiliary losses and routing.
   void complete_record(StepRecord& record, const AuxCoefficients& coefficients) {
     record.total_tokens = state_.total_tokens += record.tokens;
     if (!plan_.is_moe) {
@@ -413,7 +413,7 @@ class Run {
     callbacks_.on_saving(true);  // until the process exits
     saver_.wait();
     if (state_.step == 0) {
-      throw Interrupted("stopped before the first step, nothing was saved");
+      throw Interrupted("stopped before the first step; nothing was saved");
     }
     const auto out = folder_.checkpoint(state_.step);
     if (state_.step != saved_step_) {
@@ -433,7 +433,7 @@ class Run {
   const TrainCallbacks& callbacks_;
   const Evaluator& evaluator_;
   distributed::World& world_;
-  distributed::World* others_;  // &world_, null for a single process
+  distributed::World* shared_world_;  // &world_, null for a single process
   model::Llama model_;
   model::RoutingOptions routing_;
   std::vector<model::NamedParameter> trained_;

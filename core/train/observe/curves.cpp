@@ -68,15 +68,15 @@ std::optional<int64_t> find_int(const Json& line, const std::string& key) {
 }
 
 std::vector<Point> smoothed(const std::vector<Point>& points) {
-  constexpr int64_t kFewest = 20, kReach = 30;  // half-width: 1/30 of the curve
+  constexpr int64_t kMinPoints = 20, kWidthDivisor = 30;
   const auto count = std::ssize(points);
-  if (count < kFewest) {
+  if (count < kMinPoints) {
     return {};
   }
-  const auto reach = std::max<int64_t>(1, count / kReach);
+  const auto max_width = std::max<int64_t>(1, count / kWidthDivisor);  // half of a window
   std::vector<Point> smooth;
   for (int64_t index = 0; index < count; ++index) {  // symmetric, to avoid lag at the ends
-    const int64_t width = std::min({reach, index, count - 1 - index});
+    const int64_t width = std::min({max_width, index, count - 1 - index});
     double sum = 0, weights = 0;
     for (int64_t offset = -width; offset <= width; ++offset) {
       const double weight = width + 1 - std::abs(offset);
@@ -184,7 +184,7 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
     for (size_t i = 0; i < kNumbers; ++i) {
       const Json& number = numbers[at + i];
       require(kValues.contains(i) ? number.is_number() : number.is_number_integer(), where,
-              "place, steps and count of a bucket must be whole numbers, its values numbers");
+              "index, steps and count of a bucket must be integers, and its values numbers");
     }
     Bucket bucket{numbers[at],
                   numbers[at + 1],

@@ -1,7 +1,7 @@
 #pragma once
 // Summaries of the steps of a run in bounded memory, for its report: curves, expert loads, and the
 // stages of ReLU training. Steps are added in ascending order. history.json has their JSON;
-// from_json() throws UserError, prefixed with `where`, if it is not that of to_json().
+// from_json() throws UserError, prefixed with `where`, if the JSON is not from to_json().
 
 #include <cstdint>
 #include <optional>
@@ -35,7 +35,8 @@ class Downsampled {
   void add(int64_t step, double value);  // `value` must be finite
   bool empty() const { return buckets_.empty(); }
 
-  // Returns at most `max_points` >= 4 by step: all, or two per bucket and the first and last.
+  // Returns at most `max_points` (>= 4) points in order: all, or the first, the last, and the
+  // extremes of each bucket.
   std::vector<Point> points(size_t max_points = kMaxPoints) const;
   std::vector<Point> means() const;  // one per bucket, at its middle step
   bool is_downsampled() const { return width_ > 1; }

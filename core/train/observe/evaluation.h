@@ -69,7 +69,7 @@ class Evaluator {
   Evaluator(const TrainSettings& settings, const io::Checkpoint& checkpoint, int64_t vocab_size,
             EvaluateTasks evaluate_tasks, data::HostTokens* shared = nullptr);
 
-  // Returns lines that describe what is evaluated and when; none if nothing is.
+  // Returns lines that describe the evaluations; none if there are none.
   std::vector<std::string> description() const;
 
   bool is_due(int64_t step) const { return settings_.is_due(step, steps_); }

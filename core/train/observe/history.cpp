@@ -138,7 +138,7 @@ SampleHistory SampleHistory::from_json(const Json& json, const std::string& wher
     const Json samples = entry.value("kept", Json());
     USER_ERROR_IF(
         prompt.stride < 1 || !samples.is_array() || samples.empty() || samples.size() > kMaxKept,
-        "{}: samples of a prompt must be 1 to {}, their stride positive", where, kMaxKept);
+        "{}: a prompt must have 1 to {} samples and a positive stride", where, kMaxKept);
     for (const auto& pair : samples) {
       prompt.kept.push_back(parse_sample(pair, prompt.prompt, where));
     }

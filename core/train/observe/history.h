@@ -24,7 +24,7 @@ struct TextSample {
 };
 
 std::string to_line(const TextSample& sample);  // of samples.jsonl: {"step", "prompt", "text"}
-std::optional<TextSample> read_sample(const Json& line);  // nothing if it is not such a line
+std::optional<TextSample> read_sample(const Json& line);  // nothing if `line` is not a sample
 
 // Samples of a run in bounded memory: for each prompt the first, the last, and some between them.
 class SampleHistory {
@@ -40,7 +40,7 @@ class SampleHistory {
   const std::vector<Prompt>& prompts() const { return prompts_; }  // in the order of appearance
 
   OrderedJson to_json() const;
-  // Throws UserError, prefixed with `where`, if `json` is not that of to_json().
+  // Throws UserError, prefixed with `where`, if `json` is not from to_json().
   static SampleHistory from_json(const Json& json, const std::string& where);
 
  private:
@@ -89,7 +89,7 @@ class History {
   const ReluStages& relu_stages() const { return relu_stages_; }
 
   OrderedJson to_json() const;
-  // Throws UserError, prefixed with `where`, if `json` is not that of to_json().
+  // Throws UserError, prefixed with `where`, if `json` is not from to_json().
   static History from_json(const Json& json, const std::string& where);
 
   int64_t steps = 0;    // of the last line

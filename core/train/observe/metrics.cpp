@@ -145,7 +145,7 @@ std::vector<fs::path> event_files(const RunFolder& folder) {
 std::optional<uint64_t> matching_length(const Descriptor& descriptor, const EventMark& mark) {
   constexpr ssize_t kSumBytes = sizeof(mark.sum);
   struct stat status {};
-  static_assert(std::endian::native == std::endian::little);  // as the checksum in the file
+  static_assert(std::endian::native == std::endian::little);  // the byte order of the file
   uint32_t sum = 0;
   if (!descriptor.is_open() || mark.bytes < kSumBytes || ::fstat(descriptor.get(), &status) != 0 ||
       !S_ISREG(status.st_mode) || static_cast<uint64_t>(status.st_size) < mark.bytes ||
@@ -423,7 +423,7 @@ MetricsLog::MetricsLog(const RunFolder& folder, int64_t steps, const fs::path& c
 void MetricsLog::read_metrics(int64_t steps, bool has_history, std::vector<std::string>& notes) {
   const std::string file = folder_.metrics().string();
   constexpr size_t kMaxRanges = 5;
-  std::vector<std::string> missing;  // the first ranges of steps without a line, kMaxRanges + 1
+  std::vector<std::string> missing;  // ranges of steps without a line; at most kMaxRanges + 1
   int64_t next = 1;
   const auto add_gap_before = [&](int64_t step) {
     if (step > next && missing.size() <= kMaxRanges) {

@@ -139,8 +139,8 @@ class MetricsLog {
 };
 
 // Returns the learning rate of the last training step of a model folder: from the history.json of a
-// checkpoint, the RUN/metrics.jsonl of a RUN/final, or the upcycle.json of a mixture of either.
-// Returns nothing if it is unknown or the file is damaged: only a warning depends on it.
+// checkpoint, the RUN/metrics.jsonl of a RUN/final, or the upcycle.json of a mixture made from one
+// of these. Returns nothing if it is unknown or the file is damaged: only a warning depends on it.
 std::optional<double> last_learning_rate(const std::filesystem::path& model);
 
 }  // namespace moe::train

@@ -140,7 +140,7 @@ OrderedJson map_json(const LoadMap& map, size_t layer) {
   }
   return {{"kind", "heat map"},
           {"title", fmt::format("Layer {}", shape.layer)},
-          {"subtitle", fmt::format("{} experts, one a row", shape.rows.size())},
+          {"subtitle", fmt::format("{} experts, one per row", shape.rows.size())},
           {"y", {{"label", "expert"}, {"names", names}}},
           {"values", values}};
 }
@@ -342,12 +342,12 @@ std::string shorten(std::string_view text) {
   return std::string(text.substr(0, kMaxBytes)) + (text.size() > kMaxBytes ? " .." : "");
 }
 
-// Returns the name of the folder `run`, also of "." and of a path that ends in a slash.
+// Returns the name of the folder `run`. Resolves "." and paths that end in a slash.
 std::string folder_name(const fs::path& run) {
   return fs::weakly_canonical(run).filename().string();
 }
 
-// Returns the names of the runs' folders; the path of a run whose name another run has too.
+// Returns the name of each run's folder, or its path if another run has the same name.
 std::vector<std::string> run_labels(const std::vector<ComparedRun>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {

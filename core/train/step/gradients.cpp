@@ -93,8 +93,8 @@ void sum_over_ranks(StepLosses& step, distributed::Comm& comm) {
   }
 }
 
-// Returns the part of each micro-batch that this process computes: every `replicas`-th micro-batch,
-// from that of the replica on.
+// Returns the batches that this process computes: its rows of the micro-batches that its replica
+// computes, which are every `replicas`-th.
 std::vector<data::Batch> local_share(const std::vector<data::Batch>& micro_batches,
                                      const distributed::World* world) {
   if (world == nullptr) {
@@ -120,7 +120,7 @@ std::vector<route::CounterValues> gather_counters(const std::vector<route::Count
     return own;
   }
   const size_t layers = config.moe->layers.size();
-  const size_t length = route::pack_counters(own.at(0)).size();  // a process has a micro-batch
+  const size_t length = route::pack_counters(own.at(0)).size();  // every process has a micro-batch
   std::vector<double> all(micro_batches * layers * length);
   for (size_t i = 0; i < own.size(); ++i) {
     const auto numbers = route::pack_counters(own[i]);
@@ -243,7 +243,7 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   }
   const auto routed = gather_counters(route::read_counters(counters), micro_batches.size(),
                                       model.config(), routing, world);
-  const size_t layers = routed.size() / micro_batches.size();
+  const size_t layers = routed.size() / std::max<size_t>(1, micro_batches.size());
   step.layers.resize(layers);
   for (size_t i = 0; i < routed.size(); ++i) {
     step.layers[i % layers].add(routed[i]);

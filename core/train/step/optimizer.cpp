@@ -64,8 +64,8 @@ void check_words(const std::vector<std::string>& words) {
   }
 }
 
-// Elements per f32 norm. The norm of 2^20 equal numbers has an error of 4e-4 in f32 (measured),
-// that of a piece of this size none. Pieces are added in f64.
+// Elements per f32 norm. An f32 norm of 2^20 equal numbers has an error of 4e-4 (measured); one of
+// kNormPiece numbers has none. Pieces are added in f64.
 constexpr int64_t kNormPiece = 1024;
 
 bool is_decayed(const Slice& slice, const AdamWSettings& settings) {
@@ -109,7 +109,7 @@ std::string add_value(std::vector<double>& values, const char* name, double valu
     const double bound = mean + z * deviation;
     if (value > bound) {
       why = fmt::format(
-          "the {} {:.4g} lies {:.3g} standard deviations above the mean {:.4g} of "
+          "the {} {:.4g} is {:.3g} standard deviations above the mean {:.4g} of "
           "the last {} steps",
           name, value, (value - mean) / deviation, mean, values.size());
       clipped = bound;
@@ -185,6 +185,12 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
   if (words.empty() && !has_adapters) {
     return all;
   }
+  std::set<std::string> adapted;  // weights with an adapter
+  for (const auto& parameter : all) {
+    if (parameter.name.ends_with(".lora_a")) {
+      adapted.insert(parameter.name.substr(0, parameter.name.rfind('.')));
+    }
+  }
   std::vector<model::NamedParameter> selected;
   std::set<std::string> used;
   for (const auto& parameter : all) {
@@ -192,6 +198,10 @@ std::vector<model::NamedParameter> trainable(const model::Llama& model,
     bool is_named = group == kAdapters || (words.empty() && group == "router");
     for (const auto& word : words) {
       if (word == group || matches(word, parameter.name)) {
+        USER_ERROR_IF(adapted.contains(parameter.name),
+                      "--train '{}': {} has an adapter (--lora), which trains in its place; leave "
+                      "the word out, or choose the modules with adapters by --lora-on",
+                      word, parameter.name);
         is_named = true;
         used.insert(word);
       }

@@ -30,7 +30,8 @@ namespace moe::train {
 // Returns the parameters named by any of `words`, in the model's order; all of them if `words` is
 // empty. A word is a group (experts, router, attention, dense, norms, embeddings) or a pattern of
 // names with a * (model.layers.0.*). Adapters always train; with them, no words mean the router.
-// Throws UserError for a word that is neither, or that matches no parameter.
+// Throws UserError for a word that is neither, that matches no parameter, or that matches a weight
+// with an adapter.
 std::vector<model::NamedParameter> trainable(const model::Llama& model,
                                              const std::vector<std::string>& words);
 

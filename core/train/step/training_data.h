@@ -50,8 +50,8 @@ using SampleSink =
     std::function<void(const data::Example&, const std::string& where, const io::Tokenizer*)>;
 
 // Passes the examples of settings.data to `sink` in file order. Reads at most `max_per_file`
-// records of a file (0: all), of the model folder only config.json, tokenizer and chat template,
-// and writes nothing. Returns a line about each file and one about the template. Throws the
+// records of a file (0: all), and only config.json, tokenizer and chat template of the model
+// folder. Writes nothing. Returns a line about each file and one about the template. Throws the
 // exceptions of read_data().
 std::vector<std::string> stream_samples(const TrainSettings& settings, int64_t max_per_file,
                                         Pipes pipes, const SampleSink& sink);

@@ -355,6 +355,26 @@ TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy"
   }
 }
 
+TEST_CASE("--train refuses a weight whose adapter trains in its place") {
+  struct Case {
+    const char *on, *allowed;
+    size_t trained;  // weights of `allowed` and adapters
+    Names refused;
+    const char* weight;
+  };
+  for (const auto& c : {Case{"attention", "experts", 4 + 12, {"attention", "*"}, ".self_attn."},
+                        {"ffn", "attention", 6 + 12, {"experts", "dense"}, ".mlp.gate_up"}}) {
+    const TempDir dir;
+    auto model = tiny_mixture(dir);
+    model.add_lora({2, 2, {c.on}}, 0);
+    CHECK(trained_names(model, {c.allowed, "*.lora_a"}).size() == c.trained);
+    for (const auto& word : c.refused) {
+      CHECK_THAT(user_error_of([&] { train::trainable(model, {word}); }),
+                 contains_text(c.weight) && contains_text("--lora-on"));
+    }
+  }
+}
+
 TEST_CASE("--train with an unknown name is refused with the known ones") {
   const TempDir dir;
   const auto model = tiny_mixture(dir);

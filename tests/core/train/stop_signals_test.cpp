@@ -114,6 +114,22 @@ TEST_CASE("a signal that is not polled, or a second or third one, ends the proce
                      send(SIGHUP, kAfterTimeout);
                      return 0;
                    }},
+                  {"a second one before polling starts", 0,
+                   [] {
+                     StopSignals signals;
+                     send(SIGINT, kAfterWindow);
+                     const bool is_seen = signals.stop_requested();
+                     send(SIGTERM);
+                     return is_seen && signals.stop_requested() ? 0 : 1;
+                   }},
+                  {"a second one that is not polled before polling starts", -SIGTERM,
+                   [] {
+                     StopSignals signals;
+                     send(SIGINT, kAfterWindow);
+                     signals.stop_requested();
+                     send(SIGTERM, kAfterTimeout);
+                     return 0;
+                   }},
                   {"not polled later", 3, polling([](auto&) { send(SIGHUP, kAfterTimeout); })},
                   {"within the merge window", 3, polling([](auto&) {
                      send(SIGTERM);
