@@ -134,12 +134,17 @@ Batch rows_of(const Batch& batch, int64_t begin, int64_t end) {
 BatchStream::BatchStream(const Examples& examples, const BatchSettings& settings, Cursor cursor)
     : examples_(examples), settings_(settings), cursor_(cursor) {
   MOE_CHECK(examples.size() > 0 && settings.rows > 0 && settings.seq_len > 1);
+  FirstMessages overlong;
   for (int64_t index = 0; settings.pack == Pack::kNone && index < examples.size(); ++index) {
-    USER_ERROR_IF(examples.length(index) > settings.seq_len,
-                  "{}: the example has {} tokens, --seq-len is {}; raise it, shorten the example "
-                  "or use --pack stream",
-                  examples.where(index), examples.length(index), settings.seq_len);
+    if (examples.length(index) > settings.seq_len) {
+      overlong.add(fmt::format("{}: the example has {} tokens", examples.where(index),
+                               examples.length(index)));
+    }
   }
+  USER_ERROR_IF(overlong.count > 0,
+                "{}, --seq-len is {} (examples above it: {}); raise it, use --overlong drop or "
+                "truncate, or --pack stream",
+                overlong.text(), settings.seq_len, overlong.count);
   if (!examples.weights.empty()) {
     std::vector<MixedFile> files;
     for (size_t index = 0; index < examples.ranges.size(); ++index) {

@@ -1,5 +1,7 @@
 #include "core/data/example_set.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -88,6 +90,16 @@ Example Examples::at(int64_t index) const {
 
 std::string Examples::where(int64_t index) const {
   return fmt::format("{} line {}", files.at(file_index(index)), store->line(index));
+}
+
+void FirstMessages::add(const std::string& message) {
+  if (++count <= 5) {
+    messages.push_back(message);
+  }
+}
+
+std::string FirstMessages::text() const {
+  return fmt::format("{}{}", fmt::join(messages, "; "), count > 5 ? "; ..." : "");
 }
 
 std::string show_example(const Example& example, const std::string& where,

@@ -68,6 +68,14 @@ struct Examples {
   std::string where(int64_t index) const;  // "FILE line N", for messages
 };
 
+// The number of messages and the first five of them.
+struct FirstMessages {
+  int64_t count = 0;
+  std::vector<std::string> messages = {};
+  void add(const std::string& message);
+  std::string text() const;  // "A; B; ..."
+};
+
 // Returns a line with `where` and counts, then the tokens of an example as `piece` names them
 // ("▁Say", "<0x0A>", "</s>"). Runs of tokens that carry loss are green, or within ⟦ and ⟧ without
 // `use_color`. A token with another label is written as "a→b". The result is safe to print.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <exception>
 #include <future>
 #include <mutex>
 
@@ -32,6 +31,22 @@ auto with_place(const std::string& where, const Encode& encode) {
 constexpr const char* kHasBos = "texts that begin with BOS, given no second one";
 constexpr const char* kHasEos = "texts that end with EOS, given no second one";
 
+// Error that does not depend on a record.
+class SettingsError : public UserError {
+ public:
+  using UserError::UserError;
+};
+
+// Returns get(); converts a UserError to a SettingsError.
+template <typename Get>
+auto as_settings_error(const Get& get) {
+  try {
+    return get();
+  } catch (const UserError& error) {
+    throw SettingsError("{}", error.what());
+  }
+}
+
 // Occurrences of each text, of at most 10,000 different texts. Thread-safe.
 struct Counter {
   void add(const std::string& text) {
@@ -60,41 +75,69 @@ class ExampleMaker {
     unused_keys_ = &unused_keys;
     remarks_ = &remarks;
   }
-  Format format() const { return *format_; }  // requires a first record
+  Format format() const { return format_.value_or(Format::kText); }
 
-  // Throws UserError that opens with `where`.
-  Example make(const Record& record, RecordForm form, const std::string& where) {
-    return form == RecordForm::kText ? from_document(record, where) : from_json(record, where);
+  // Returns the examples of a record: of a row one for each document, else one. Throws UserError
+  // that opens with `where` if the record cannot be used, SettingsError if all cannot.
+  std::vector<Example> make(const Record& record, RecordForm form, const std::string& where) {
+    USER_ERROR_IF(!record.error.empty(), "{}", record.error);
+    return form == RecordForm::kText ? std::vector{from_document(record, where)}
+                                     : from_json(record, where);
   }
 
  private:
-  Example from_json(const Record& record, const std::string& where) {
-    const Json json = parse_json(record.text, where);
+  std::vector<Example> from_json(const Record& record, const std::string& where) {
+    Json json = parse_json(record.text, where);
     USER_ERROR_IF(!json.is_object(), "{}: a JSON object {{...}} is expected", where);
+    rename_keys(json, where);
     settle_format(json, where);
     const bool is_chat = settings_.text_template.chat() && is_conversation(*format_);
     if (is_conversation(*format_)) {
-      settings_.text_template.require_usable();
+      as_settings_error([&] { settings_.text_template.require_usable(); });
     }
     for (const auto& key : check_keys(json, *format_, is_chat, where)) {
       unused_keys_->add(key);
     }
     if (*format_ == Format::kRows) {
-      return from_row(json, where);
+      std::vector<Example> examples = read_row(json, vocab_size_, where);
+      if (examples.size() > 1) {
+        remarks_->add("rows of several documents, each of which is an example");
+      }
+      return examples;
     }
     if (is_chat) {
-      return from_chat(read_chat(parse_ordered_json(record.text, where), json, *format_, where),
-                       where);
+      OrderedJson ordered = parse_ordered_json(record.text, where);
+      rename_keys(ordered, where);
+      return {from_chat(read_chat(ordered, json, *format_, where), where)};
     }
-    return *format_ == Format::kText
-               ? from_text(get_string(json, "text", where), where)
-               : from_conversation(read_conversation(json, *format_, where), where);
+    return {*format_ == Format::kText
+                ? from_text(get_string(json, "text", where), where)
+                : from_conversation(read_conversation(json, *format_, where), where)};
+  }
+
+  // Renames the keys of --columns. The first record of a file must have one of each pair.
+  template <typename AnyJson>
+  void rename_keys(AnyJson& record, const std::string& where) const {
+    for (const auto& [from, to] : settings_.columns) {
+      if (!format_ && !record.contains(from) && !record.contains(to)) {
+        throw SettingsError("{}: --columns {}={}: the record has no '{}', its keys are {}", where,
+                            from, to, printable(from, 40), quoted_keys(record));
+      }
+      if (record.contains(from)) {
+        USER_ERROR_IF(record.contains(to), "{}: --columns {}={}: the record has both keys", where,
+                      from, to);
+        record[to] = AnyJson(record[from]);
+        record.erase(from);
+      }
+    }
   }
 
   Example from_document(const Record& record, const std::string& where) {
-    USER_ERROR_IF(settings_.format && settings_.format != Format::kText,
-                  "{}: --format {}: the file is plain text, it begins with neither {{ nor [", where,
-                  format_name(*settings_.format));
+    if (settings_.format && settings_.format != Format::kText) {
+      throw SettingsError(
+          "{}: --format {}: the file is plain text, it begins with neither {{ nor [", where,
+          format_name(*settings_.format));
+    }
     format_ = Format::kText;
     check_objective(where);
     return from_text(record.text, where);
@@ -104,12 +147,14 @@ class ExampleMaker {
   void settle_format(const Json& json, const std::string& where) {
     const std::optional<Format> found = recognise(json, settings_.objective);
     if (!format_) {
-      USER_ERROR_IF(
-          !found && !settings_.format,
-          "{}: no known form: its keys are {}; known are instruction/input/output, "
-          "instruction/context/response, system_prompt/question/response, prompt/response, "
-          "prompt/completion, conversations, messages, input_ids/labels and text",
-          where, quoted_keys(json));
+      if (!found && !settings_.format) {
+        throw SettingsError(
+            "{}: no known form: its keys are {}; known are instruction/input/output, "
+            "instruction/context/response, system_prompt/question/response, question/answer, "
+            "input/output, prompt/response, prompt/completion, prompt/chosen, conversations, "
+            "messages, input_ids/labels and text; name others with --columns",
+            where, quoted_keys(json));
+      }
       format_ = settings_.format ? settings_.format : found;
       check_objective(where);
     } else if (!settings_.format && found && found != format_ &&
@@ -121,11 +166,13 @@ class ExampleMaker {
   }
 
   void check_objective(const std::string& where) const {
-    USER_ERROR_IF(settings_.objective == Objective::kInstruct && *format_ == Format::kText,
-                  "{}: plain text has no responses to learn; use --objective lm", where);
-    USER_ERROR_IF(settings_.objective == Objective::kLm && is_conversation(*format_),
-                  "{}: {} are for --objective instruct; --objective lm takes text", where,
-                  format_label(*format_));
+    as_settings_error([&] {
+      USER_ERROR_IF(settings_.objective == Objective::kInstruct && *format_ == Format::kText,
+                    "{}: plain text has no responses to learn; use --objective lm", where);
+      USER_ERROR_IF(settings_.objective == Objective::kLm && is_conversation(*format_),
+                    "{}: {} are for --objective instruct; --objective lm takes text", where,
+                    format_label(*format_));
+    });
   }
 
   Example from_chat(const Chat& chat, const std::string& where) {
@@ -198,74 +245,6 @@ class ExampleMaker {
            (!eos.empty() && turn.response.ends_with(eos));
   }
 
-  Example from_row(const Json& json, const std::string& where) const {
-    const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
-    const std::vector<int64_t> labels = get_ints(json, "labels", where);
-    USER_ERROR_IF(ids.size() != labels.size(),
-                  "{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long",
-                  where, ids.size(), labels.size());
-    Example example;
-    bool has_target = false;
-    const auto [first, last] = unmasked_range(json, ids.size(), where);
-    check_positions(json, first, last, where);
-    for (size_t t = first; t < last; ++t) {
-      check_id(ids[t], "input_ids", t, where);
-      if (labels[t] != kNoLoss) {
-        check_id(labels[t], "labels", t, where);
-        has_target = has_target || t > first;  // nothing predicts the first token
-      }
-      example.ids.push_back(static_cast<int32_t>(ids[t]));
-      example.labels.push_back(static_cast<int32_t>(labels[t]));
-    }
-    USER_ERROR_IF(!has_target,
-                  "{}: no response: no label after the first is other than -100; remove the row",
-                  where);
-    return example;
-  }
-
-  // Returns the range of the tokens that "attention_mask" does not mark as padding.
-  static std::pair<size_t, size_t> unmasked_range(const Json& json, size_t size,
-                                                  const std::string& where) {
-    if (!has_value(json, "attention_mask")) {
-      return {0, size};
-    }
-    const std::vector<int64_t> mask = get_ints(json, "attention_mask", where);
-    const auto first = std::ranges::find(mask, 1);
-    const auto last = std::find(first, mask.end(), 0);
-    USER_ERROR_IF(mask.size() != size || first == mask.end() ||
-                      std::count(first, last, 1) != last - first ||
-                      std::count(mask.begin(), first, 0) != first - mask.begin() ||
-                      std::count(last, mask.end(), 0) != mask.end() - last,
-                  "{}: 'attention_mask' must have a 1 for each of {} tokens, and 0 for padding "
-                  "before and after them only",
-                  where, size);
-    return {first - mask.begin(), last - mask.begin()};
-  }
-
-  // Throws UserError unless "position_ids" are 0, 1, 2, ...; others mean several documents.
-  static void check_positions(const Json& json, size_t first, size_t last,
-                              const std::string& where) {
-    const auto positions = has_value(json, "position_ids") ? get_ints(json, "position_ids", where)
-                                                           : std::vector<int64_t>();
-    USER_ERROR_IF(!positions.empty() && positions.size() < last,
-                  "{}: 'position_ids' has {} entries, fewer than 'input_ids'; they must be equally "
-                  "long",
-                  where, positions.size());
-    for (size_t t = first; t < last && !positions.empty(); ++t) {
-      USER_ERROR_IF(positions[t] != static_cast<int64_t>(t - first),
-                    "{}: 'position_ids'[{}] is not {}; write each document as a row of its own and "
-                    "use --pack stream --pack-mask doc",
-                    where, t, t - first);
-    }
-  }
-
-  void check_id(int64_t id, const char* key, size_t position, const std::string& where) const {
-    USER_ERROR_IF(
-        id < 0 || id >= vocab_size_,
-        "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
-        where, key, position, id, vocab_size_);
-  }
-
   // Appends EOS, unless `last`, the tokens appended last, ends with it.
   void push_eos(Example& example, const std::vector<int64_t>& last, bool learned) {
     if (!last.empty() && last.back() == codec().eos) {
@@ -291,15 +270,17 @@ class ExampleMaker {
 
   const TextCodec& codec() {
     if (!codec_) {
-      codec_ = codec_source_();
-      USER_ERROR_IF(codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_,
-                    "the tokenizer has no {} within the model's vocabulary of {}; name another as "
-                    "{} in tokenizer_config.json, or use pre-tokenised rows",
-                    codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
-                    codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
-      if (settings_.text_template.chat()) {
-        settings_.text_template.chat()->check_special_tokens(*codec_);
-      }
+      as_settings_error([this] {
+        codec_ = codec_source_();
+        USER_ERROR_IF(codec_->eos < 0 || codec_->eos >= vocab_size_ || codec_->bos >= vocab_size_,
+                      "the tokenizer has no {} within the model's vocabulary of {}; name another "
+                      "as {} in tokenizer_config.json, or use pre-tokenised rows",
+                      codec_->bos >= vocab_size_ ? "BOS" : "EOS", vocab_size_,
+                      codec_->bos >= vocab_size_ ? "bos_token" : "eos_token");
+        if (settings_.text_template.chat()) {
+          settings_.text_template.chat()->check_special_tokens(*codec_);
+        }
+      });
     }
     return *codec_;
   }
@@ -312,42 +293,92 @@ class ExampleMaker {
   Counter *unused_keys_ = nullptr, *remarks_ = nullptr;
 };
 
-// Reads one file and passes its examples to `sink` in file order. An error of the reader is thrown
-// after the errors of earlier records, so that the first error in the file is reported.
+// Reads one file and passes its examples to `sink` in file order.
 class FileStream {
  public:
   FileStream(const std::filesystem::path& file, int32_t index, const ReadSettings& settings,
-             ExampleMaker& maker, const std::function<void(Example&&)>& sink)
+             ExampleMaker& maker, FirstMessages& bad, const std::function<void(Example&&)>& sink)
       : name_(data_file_name(file, settings.pipes)),
         index_(index),
         settings_(settings),
         reader_(file, settings.pipes),
         maker_(maker),
+        bad_(bad),
         sink_(sink) {}
 
   FileForm run() {
     maker_.begin_file(unused_keys_, remarks_);
-    const std::optional<Record> first = reader_.next();
-    USER_ERROR_IF(!first, "{}: the file holds no example", name_);
-    sink_(make(maker_, *first));  // decides the format, and loads the codec if needed
-    read_ = 1;
     read_chunks();
+    USER_ERROR_IF(read_ == 0 && bad_.count == 0, "{}: the file holds no example", name_);
+    USER_ERROR_IF(examples_ == 0 && (skips() || bad_.count == 0), "{}: no record can be used; {}",
+                  name_, bad_.count == 0 ? "all examples are too long" : bad_.text());
     return {maker_.format(), reader_.packing(), unused_keys_.counts, remarks_.counts};
   }
 
  private:
-  Example make(ExampleMaker& maker, const Record& record) {
-    const std::string where = fmt::format("{} line {}", name_, record.line);
-    Example example = maker.make(record, reader_.form(), where);
-    example.file = index_;
-    example.line = record.line;
-    return example;
+  struct Chunk {
+    std::vector<Example> examples;
+    std::vector<BadRecord> bad;
+  };
+
+  bool skips() const { return settings_.bad_records == BadRecords::kSkip; }
+
+  Chunk convert(ExampleMaker& maker, std::vector<Record> records) {
+    Chunk chunk;
+    for (auto& record : records) {
+      try {
+        const std::string where = fmt::format("{} line {}", name_, record.line);
+        for (auto& example : maker.make(record, reader_.form(), where)) {
+          example.file = index_;
+          example.line = record.line;
+          if (limit_length(example)) {
+            chunk.examples.push_back(std::move(example));
+          }
+        }
+      } catch (const SettingsError&) {
+        throw;
+      } catch (const UserError& error) {
+        chunk.bad.push_back({error.what(), std::move(record)});
+      }
+    }
+    return chunk;
   }
 
-  // Appends the next records, a single one with one thread; none at the end of the file.
+  // Applies --overlong. Returns false if the example is dropped.
+  bool limit_length(Example& example) {
+    if (settings_.overlong == Overlong::kError || std::ssize(example.ids) <= settings_.max_tokens) {
+      return true;
+    }
+    example.ids.resize(static_cast<size_t>(settings_.max_tokens));
+    example.labels.resize(example.ids.size());
+    const bool has_target = std::any_of(example.labels.begin() + 1, example.labels.end(),
+                                        [](int32_t label) { return label != kNoLoss; });
+    const bool is_kept = settings_.overlong == Overlong::kTruncate && has_target;
+    remarks_.add(fmt::format("examples of more than {} tokens, {}", settings_.max_tokens,
+                             is_kept ? "truncated" : "dropped"));
+    return is_kept;
+  }
+
+  void pass_on(Chunk&& chunk) {
+    for (const auto& bad : chunk.bad) {
+      bad_.add(bad.message);
+      remarks_.add("records skipped");
+      settings_.on_bad(bad);
+    }
+    examples_ += std::ssize(chunk.examples);
+    for (auto& example : chunk.examples) {
+      if (skips() || bad_.count == 0) {
+        sink_(std::move(example));
+      }
+    }
+  }
+
+  // Appends the next records, none at the end of the file; a single one with one thread and until
+  // there is an example.
   void read_chunk(std::vector<Record>& records) {
-    const size_t min_bytes = settings_.threads > 1 ? size_t{256} << 10 : 1;
-    for (size_t bytes = 0; bytes < min_bytes && read_ != settings_.max_per_file; ++read_) {
+    const size_t min_bytes = settings_.threads > 1 && examples_ > 0 ? size_t{256} << 10 : 1;
+    for (size_t bytes = 0; bytes < min_bytes && (read_ == 0 || read_ != settings_.max_per_file);
+         ++read_) {
       std::optional<Record> record = reader_.next();
       if (!record) {
         return;
@@ -360,36 +391,35 @@ class FileStream {
   // Converts chunks of records in threads.
   void read_chunks() {
     const auto policy = settings_.threads > 1 ? std::launch::async : std::launch::deferred;
-    std::deque<std::future<std::vector<Example>>> pending;  // waits for its threads when destroyed
-    const auto pass_on = [&](int max_pending) {
-      for (; std::ssize(pending) > max_pending; pending.pop_front()) {
-        for (auto& example : pending.front().get()) {
-          sink_(std::move(example));
-        }
+    std::deque<std::future<Chunk>> pending;  // waits for its threads when destroyed
+    const auto pass_on_all_but = [&](int count) {
+      for (; std::ssize(pending) > count; pending.pop_front()) {
+        pass_on(pending.front().get());
       }
     };
-    const auto convert = [this](ExampleMaker maker, const std::vector<Record>& records) {
-      std::vector<Example> examples;
-      for (const auto& record : records) {
-        examples.push_back(make(maker, record));
-      }
-      return examples;
+    const auto run = [this](ExampleMaker maker, std::vector<Record> records) {
+      return convert(maker, std::move(records));
     };
-    std::exception_ptr error;
-    for (std::vector<Record> records(1); error == nullptr && !records.empty();) {
-      records.clear();
+    for (bool is_done = false; !is_done;) {
+      std::vector<Record> records;
       try {
         read_chunk(records);
-      } catch (const std::exception&) {
-        error = std::current_exception();
+        is_done = records.empty();
+      } catch (const UserError& unreadable) {  // the rest of the file
+        if (skips()) {
+          throw;
+        }
+        records.push_back({"", 0, unreadable.what()});
+        is_done = true;
       }
-      pending.push_back(std::async(policy, convert, maker_, records));
-      pass_on(settings_.threads - 1);
+      if (examples_ == 0) {  // decides the format, and loads the codec if needed
+        pass_on(convert(maker_, std::move(records)));
+      } else {
+        pending.push_back(std::async(policy, run, maker_, std::move(records)));
+        pass_on_all_but(settings_.threads - 1);
+      }
     }
-    pass_on(0);
-    if (error != nullptr) {
-      std::rethrow_exception(error);
-    }
+    pass_on_all_but(0);
   }
 
   std::string name_;
@@ -397,8 +427,9 @@ class FileStream {
   const ReadSettings& settings_;
   RecordReader reader_;
   ExampleMaker& maker_;
+  FirstMessages& bad_;
   const std::function<void(Example&&)>& sink_;
-  int64_t read_ = 0;  // records
+  int64_t read_ = 0, examples_ = 0;  // records read, examples passed on
   Counter unused_keys_, remarks_;
 };
 
@@ -429,9 +460,14 @@ std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
   MOE_CHECK(!sources.empty());
   ExampleMaker maker(settings, vocab_size, codec);
   std::vector<FileForm> forms;
+  FirstMessages bad;
   for (const auto& source : sources) {
     const auto index = static_cast<int32_t>(forms.size());
-    forms.push_back(FileStream(source.file, index, settings, maker, sink).run());
+    forms.push_back(FileStream(source.file, index, settings, maker, bad, sink).run());
+  }
+  if (bad.count > 0 && settings.bad_records == BadRecords::kError) {
+    USER_ERROR_IF(bad.count == 1, "{}", bad.text());
+    throw UserError("{} records cannot be used: {} (--bad-records skip)", bad.count, bad.text());
   }
   return forms;
 }

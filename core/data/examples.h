@@ -20,6 +20,15 @@ namespace moe::data {
 
 enum class LossOn { kAll, kLast };  // the responses of a conversation that carry loss
 
+enum class BadRecords { kError, kSkip };
+enum class Overlong { kError, kDrop, kTruncate };  // examples of more than max_tokens
+
+// A record that cannot be used.
+struct BadRecord {
+  std::string message;
+  Record record;
+};
+
 struct ReadSettings {
   Objective objective = Objective::kInstruct;
   std::optional<Format> format;  // none: that of each file's first record
@@ -28,6 +37,11 @@ struct ReadSettings {
   int64_t max_per_file = 0;  // records to read of each file; 0: all
   int threads = 1;           // the result does not depend on it
   Pipes pipes = Pipes::kRefused;
+  Columns columns = {};
+  BadRecords bad_records = BadRecords::kError;
+  Overlong overlong = Overlong::kError;
+  int64_t max_tokens = 0;  // for kDrop and kTruncate
+  std::function<void(const BadRecord&)> on_bad = [](const BadRecord&) {};  // may throw
 };
 
 // Format and packing of a file, and statistics of its records.
@@ -42,8 +56,10 @@ struct FileForm {
 
 // Reads all files and calls `sink` with their examples in file order. Only a few records per thread
 // are in memory at a time. Calls `codec` once, before the first text is encoded (rows need no
-// tokenizer); all threads use the result. Throws UserError naming file and line for an invalid
-// record, mixed formats, a record without targets, and a format that does not fit the objective.
+// tokenizer); all threads use the result. Passes invalid records, those of another format and those
+// without targets to `on_bad`; with BadRecords::kError throws UserError at the end with their
+// number and the first five messages. Throws UserError for a format that does not fit the
+// objective.
 std::vector<FileForm> stream_examples(const std::vector<Source>& sources,
                                       const ReadSettings& settings, int64_t vocab_size,
                                       const std::function<TextCodec()>& codec,

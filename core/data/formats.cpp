@@ -4,7 +4,9 @@
 #include <array>
 #include <set>
 #include <span>
+#include <sstream>
 #include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -26,7 +28,7 @@ struct FormatRow {
   const char* system = nullptr;
 };
 // In order of precedence: the format of a record is the first one whose keys it has.
-constexpr std::array<FormatRow, 8> kFormats = {{
+constexpr std::array<FormatRow, 11> kFormats = {{
     {Format::kRows, "rows", "pre-tokenised rows", "input_ids", {}},
     {Format::kAlpaca, "alpaca", "Alpaca records", "instruction", {"output"}, "output", "input"},
     {Format::kDolly,
@@ -37,6 +39,7 @@ constexpr std::array<FormatRow, 8> kFormats = {{
      "response",
      "context"},
     {Format::kPairs, "pairs", "prompt pairs", "prompt", {"response", "completion"}, "response"},
+    {Format::kChosen, "chosen", "chosen answers", "prompt", {"chosen"}, "chosen"},
     {Format::kMessages, "messages", "chat messages", "messages", {}},
     {Format::kShareGpt, "sharegpt", "ShareGPT conversations", "conversations", {}},
     {Format::kOpenOrca,
@@ -47,6 +50,8 @@ constexpr std::array<FormatRow, 8> kFormats = {{
      "response",
      nullptr,
      "system_prompt"},
+    {Format::kQuestions, "questions", "questions and answers", "question", {"answer"}, "answer"},
+    {Format::kInputOutput, "io", "inputs and outputs", "input", {"output"}, "output"},
     {Format::kText, "text", "text documents", "text", {}},
 }};
 
@@ -102,6 +107,21 @@ void refuse_keys(const Json& object, std::span<const char* const> keys, const st
   }
 }
 
+// Joins a content that is a list of text parts. Throws UserError for parts of other types.
+std::string join_parts(const OrderedJson& parts, const std::string& where) {
+  std::string text;
+  for (const auto& item : parts) {
+    const Json part = item;
+    USER_ERROR_IF(!part.is_object() || part.value("type", Json("text")) != "text" ||
+                      !part.value("text", Json()).is_string(),
+                  "{}: 'content' has the part {}; only {{\"type\": \"text\", \"text\"}} is "
+                  "supported",
+                  where, printable(part.dump(), 80));
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
 // Returns the only system text of a conversation.
 std::string one_system(const std::string& first, const std::string& second,
                        const std::string& where) {
@@ -142,13 +162,15 @@ Chat read_messages(const OrderedJson& record, const Json& json, const ChatKeys& 
                   keys.role, keys.text);
     std::string role = get_string(message, keys.role, position);
     role = role == "human" ? "user" : role == "gpt" || role == "chatgpt" ? "assistant" : role;
-    if (role == "system") {
-      one_system(system, get_string(message, keys.text, position), position);
-    }
     OrderedJson read = record[keys.list][index];
     if (&keys == &kShareGptKeys) {
       read = {{"content", role == "assistant" ? get_response(message, keys.text, position)
                                               : get_string(message, keys.text, position)}};
+    } else if (read.contains("content") && read["content"].is_array()) {
+      read["content"] = join_parts(read["content"], position);
+    }
+    if (role == "system") {
+      one_system(system, get_string(read, "content", position), position);
     }
     read["role"] = role;
     chat.messages.push_back(
@@ -199,6 +221,29 @@ void check_answers(const auto& answers, const auto& carries_loss, const std::str
                 "{}: no answer carries loss; remove the record", where);
 }
 
+// Returns the record with "messages" in place of a prompt and an answer that are lists of messages.
+// A prompt in text stands before an answer that begins with the assistant. Messages of the prompt
+// carry no loss.
+OrderedJson join_lists(OrderedJson record, const char* answer_key) {
+  OrderedJson messages = record.value("prompt", OrderedJson());
+  const OrderedJson answer = record[answer_key];
+  const bool begins_with_user =
+      !answer.empty() && answer[0].is_object() && answer[0].value("role", OrderedJson()) == "user";
+  if (messages.is_string() && !begins_with_user) {
+    messages = OrderedJson::array({OrderedJson{{"role", "user"}, {"content", messages}}});
+  } else if (!messages.is_array()) {
+    messages = OrderedJson::array();
+  }
+  for (auto& message : messages) {
+    if (message.is_object() && message.value("role", OrderedJson()) == "assistant") {
+      message["weight"] = 0;
+    }
+  }
+  messages.insert(messages.end(), answer.begin(), answer.end());
+  record["messages"] = std::move(messages);
+  return record;
+}
+
 std::string get_optional(const Json& record, const char* key, const std::string& where) {
   return key == nullptr ? "" : get_string(record, key, where, "");
 }
@@ -220,21 +265,45 @@ std::vector<Turn> read_history(const Json& record, const std::string& where) {
   return turns;
 }
 
-Conversation read_single(const Json& record, const FormatRow& row, const std::string& where) {
-  const bool is_pair = row.format == Format::kPairs;
+// Returns the key of the response of a format with one turn; null for other formats.
+const char* response_key(const Json& record, const FormatRow& row) {
   const bool uses_completion =
-      is_pair && record.contains("completion") && !record.contains("response");
+      row.format == Format::kPairs && record.contains("completion") && !record.contains("response");
+  return uses_completion ? "completion" : row.response;
+}
+
+// Returns true if the answer of a prompt is a list of messages.
+bool has_lists(const Json& record, const FormatRow& row) {
+  return (row.format == Format::kPairs || row.format == Format::kChosen) &&
+         record.value(response_key(record, row), Json()).is_array();
+}
+
+Conversation read_single(const Json& record, const FormatRow& row, const std::string& where) {
+  const bool is_pair = row.format == Format::kPairs || row.format == Format::kChosen;
   Conversation conversation{
       one_system(get_optional(record, row.system, where), get_optional(record, "system", where),
                  where),
       row.format == Format::kAlpaca ? read_history(record, where) : std::vector<Turn>(), is_pair};
   Turn turn{get_string(record, row.key, where), get_optional(record, row.input, where), ""};
-  turn.response = get_response(record, uses_completion ? "completion" : row.response, where);
+  turn.response = get_response(record, response_key(record, row), where);
   conversation.turns.push_back(std::move(turn));
   return conversation;
 }
 
 }  // namespace
+
+Columns parse_columns(const std::string& text) {
+  Columns columns;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    const size_t equals = word.find('=');
+    USER_ERROR_IF(equals == 0 || equals == std::string::npos || equals + 1 == word.size(),
+                  "--columns {}: must be a list such as question=instruction,answer=output",
+                  printable(text, 80));
+    columns.emplace_back(word.substr(0, equals), word.substr(equals + 1));
+  }
+  return columns;
+}
 
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
@@ -260,24 +329,26 @@ bool is_conversation(Format format) { return format != Format::kRows && format !
 
 std::vector<std::string> check_keys(const Json& record, Format format, bool has_chat_template,
                                     const std::string& where) {
-  static constexpr std::array kRowKeys = {"segment_ids", "sequence_lengths", "loss_mask"};
+  static constexpr std::array kRowKeys = {"loss_mask"};
   static constexpr std::array kRecordKeys = {"functions", "images", "videos", "audios", "rejected"};
   static constexpr std::array kTemplateRecordKeys = {"tools", "documents"};
   static constexpr std::array kTurnKeys = {"reasoning_content", "reasoning",     "thinking",
                                            "tool_calls",        "function_call", "tool_call_id"};
   static const std::set<std::string> known = {
-      "system", "history", "weight", "labels", "attention_mask", "position_ids",
+      "system", "history", "weight", "labels", "attention_mask", "position_ids", "segment_ids",
+      "sequence_lengths",
       // Metadata.
       "id", "_id", "idx", "index", "uuid", "source", "dataset", "category", "task", "type", "url",
       "title", "topic", "language", "lang", "license", "model", "created", "timestamp", "date",
       "split", "score", "token_type_ids", "num_tokens", "length", "metadata", "meta"};
   const FormatRow& row = format_row(format);
+  USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
+                "{}: 'weight' of a record is not supported; remove the key", where);
   if (format == Format::kRows) {
     refuse_keys(record, kRowKeys, where);
   } else if (is_conversation(format)) {
-    refuse_keys(record, kRecordKeys, where);
-    USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
-                  "{}: 'weight' of a record is not supported; remove the key", where);
+    // The rejected answer of a preference is listed as unused.
+    refuse_keys(record, std::span(kRecordKeys).first(format == Format::kChosen ? 4 : 5), where);
     if (!has_chat_template) {
       refuse_keys(record, kTemplateRecordKeys, where);
       const auto found = record.find(row.key);
@@ -299,6 +370,107 @@ std::vector<std::string> check_keys(const Json& record, Format format, bool has_
     }
   }
   return unused;
+}
+
+namespace {
+
+// Returns the range of the tokens that "attention_mask" does not mark as padding.
+std::pair<size_t, size_t> unmasked_range(const Json& json, size_t size, const std::string& where) {
+  if (!has_value(json, "attention_mask")) {
+    return {0, size};
+  }
+  const std::vector<int64_t> mask = get_ints(json, "attention_mask", where);
+  const auto first = std::ranges::find(mask, 1);
+  const auto last = std::find(first, mask.end(), 0);
+  USER_ERROR_IF(mask.size() != size || first == mask.end() ||
+                    std::count(first, last, 1) != last - first ||
+                    std::count(mask.begin(), first, 0) != first - mask.begin() ||
+                    std::count(last, mask.end(), 0) != mask.end() - last,
+                "{}: 'attention_mask' must have a 1 for each of {} tokens, and 0 for padding "
+                "before and after them only",
+                where, size);
+  return {first - mask.begin(), last - mask.begin()};
+}
+
+// Returns the ends of the documents of a row within [first, last). A document begins where
+// "position_ids" are 0 or "segment_ids" change, or has its length in "sequence_lengths".
+std::vector<size_t> document_ends(const Json& json, size_t first, size_t last,
+                                  const std::string& where) {
+  std::vector<size_t> ends;
+  for (const std::string key : {"position_ids", "segment_ids", "sequence_lengths"}) {
+    if (!has_value(json, key)) {
+      continue;
+    }
+    std::vector<int64_t> values = get_ints(json, key, where);
+    const bool is_position = key == "position_ids", is_length = key == "sequence_lengths";
+    if (is_length) {  // converts them to segments
+      for (const int64_t length : std::exchange(values, std::vector<int64_t>(first))) {
+        USER_ERROR_IF(length < 1 || length > static_cast<int64_t>(last - values.size()),
+                      "{}: '{}' has {}; the lengths must be positive and sum to {} tokens", where,
+                      key, length, last - first);
+        values.insert(values.end(), static_cast<size_t>(length), std::ssize(values));
+      }
+    }
+    USER_ERROR_IF(is_length ? values.size() != last : values.size() < last,
+                  "{}: '{}' covers {} tokens, 'input_ids' has {}; they must be equal", where, key,
+                  values.size(), last);
+    std::vector<size_t> found;
+    for (size_t t = first; t < last; ++t) {
+      const bool begins = t == first || (is_position ? values[t] == 0 : values[t] != values[t - 1]);
+      USER_ERROR_IF(is_position && values[t] != (begins ? 0 : values[t - 1] + 1),
+                    "{}: '{}'[{}] is {}; positions must begin at 0 and count up", where, key, t,
+                    values[t]);
+      if (begins && t > first) {
+        found.push_back(t);
+      }
+    }
+    found.push_back(last);
+    USER_ERROR_IF(!ends.empty() && ends != found,
+                  "{}: '{}' divides the row into other documents than the keys before it", where,
+                  key);
+    ends = std::move(found);
+  }
+  return ends.empty() ? std::vector{last} : ends;
+}
+
+}  // namespace
+
+std::vector<Example> read_row(const Json& json, int64_t vocab_size, const std::string& where) {
+  const std::vector<int64_t> ids = get_ints(json, "input_ids", where);
+  const std::vector<int64_t> labels = get_ints(json, "labels", where);
+  USER_ERROR_IF(ids.size() != labels.size(),
+                "{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long", where,
+                ids.size(), labels.size());
+  auto [begin, last] = unmasked_range(json, ids.size(), where);
+  const std::vector<size_t> ends = document_ends(json, begin, last, where);
+  const auto check_id = [&](const std::vector<int64_t>& values, const char* key, size_t t) {
+    USER_ERROR_IF(
+        values[t] < 0 || values[t] >= vocab_size,
+        "{}: '{}'[{}] is {}, outside the model's vocabulary of {}; was another tokenizer used?",
+        where, key, t, values[t], vocab_size);
+  };
+  std::vector<Example> examples;
+  for (const size_t end : ends) {
+    Example example;
+    bool has_target = false;
+    for (size_t t = begin; t < end; ++t) {
+      check_id(ids, "input_ids", t);
+      if (labels[t] != kNoLoss) {
+        check_id(labels, "labels", t);
+        has_target = has_target || t > begin;  // nothing predicts the first token
+      }
+      example.ids.push_back(static_cast<int32_t>(ids[t]));
+      example.labels.push_back(static_cast<int32_t>(labels[t]));
+    }
+    if (has_target) {
+      examples.push_back(std::move(example));
+    }
+    begin = end;
+  }
+  USER_ERROR_IF(examples.empty(),
+                "{}: no response: no label after the first is other than -100; remove the row",
+                where);
+  return examples;
 }
 
 std::optional<Format> recognise(const Json& record, Objective objective) {
@@ -327,6 +499,10 @@ std::string quoted_keys(const Json& record) {
 
 Conversation read_conversation(const Json& record, Format format, const std::string& where) {
   const FormatRow& row = format_row(format);
+  if (has_lists(record, row)) {
+    return read_conversation(join_lists(record, response_key(record, row)), Format::kMessages,
+                             where);
+  }
   if (row.response != nullptr) {
     return read_single(record, row, where);
   }
@@ -358,7 +534,12 @@ Chat make_chat(const Conversation& conversation) {
 Chat read_chat(const OrderedJson& record, const Json& json, Format format,
                const std::string& where) {
   Chat chat;
-  if (format_row(format).response != nullptr) {
+  const FormatRow& row = format_row(format);
+  if (has_lists(json, row)) {
+    const OrderedJson joined = join_lists(record, response_key(json, row));
+    return read_chat(joined, joined, Format::kMessages, where);
+  }
+  if (row.response != nullptr) {
     chat = make_chat(read_conversation(json, format, where));
   } else {
     const ChatKeys& keys = chat_keys(format);

@@ -1,20 +1,34 @@
 #pragma once
-// Formats of the records of a data file (table in core/io/formats.md). Six of them are
+// Formats of the records of a data file (table in core/io/formats.md). All but rows and text are
 // conversations: turns of an instruction and its response, with an optional system text.
 // core/data/templates.h renders a conversation as text.
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/json.h"
 #include "core/data/chat_template.h"
+#include "core/data/example_set.h"
 
 namespace moe::data {
 
 enum class Objective { kInstruct, kLm };
 
-enum class Format { kRows, kAlpaca, kDolly, kPairs, kMessages, kShareGpt, kOpenOrca, kText };
+enum class Format {
+  kRows,
+  kAlpaca,
+  kDolly,
+  kPairs,
+  kChosen,
+  kMessages,
+  kShareGpt,
+  kOpenOrca,
+  kQuestions,
+  kInputOutput,
+  kText
+};
 
 struct Turn {
   std::string instruction;
@@ -28,6 +42,12 @@ struct Conversation {
   std::vector<Turn> turns;  // at least one after read_conversation(); no response is blank
   bool verbatim = false;    // a prompt pair: the template `paper` adds no newline to its prompt
 };
+
+// Keys of a data file and the known keys that they stand for.
+using Columns = std::vector<std::pair<std::string, std::string>>;
+
+// Parses --columns: "question=instruction,answer=output". Throws UserError.
+Columns parse_columns(const std::string& text);
 
 // Parses --format: "alpaca", "openorca", ... Throws UserError listing the known names.
 Format parse_format(const std::string& name);
@@ -52,11 +72,17 @@ std::vector<std::string> check_keys(const Json& record, Format format, bool has_
 // Returns "'text', 'id'" for error messages; long lists are cut.
 std::string quoted_keys(const Json& record);
 
-// Reads the conversation of `record`, an object. Turns after the last response are dropped: they
-// have no loss. Throws UserError, opening with `where`, for a missing key, a wrong type, an unknown
-// role, a conversation that does not begin with a question or does not alternate, a blank response,
-// two system texts, and a conversation without an answer that carries loss.
+// Reads the conversation of `record`, an object. The content of a message may be a list of text
+// parts; a prompt and its answer may be lists of messages, of which the prompt's carry no loss.
+// Turns after the last response are dropped: they have no loss. Throws UserError, opening with
+// `where`, for a missing key, a wrong type, an unknown role, a conversation that does not begin
+// with a question or does not alternate, a blank response, two system texts, and a conversation
+// without an answer that carries loss.
 Conversation read_conversation(const Json& record, Format format, const std::string& where);
+
+// Reads the examples of a row of tokens, one for each document with a target. Throws UserError,
+// opening with `where`, for ids outside the vocabulary and keys that contradict each other.
+std::vector<Example> read_row(const Json& record, int64_t vocab_size, const std::string& where);
 
 // Returns the instruction, then the input on a line of its own if there is one.
 std::string question_text(const Turn& turn);

@@ -1,6 +1,7 @@
 #pragma once
-// Data files (core/io/formats.md, "Training data") as streams of records: JSON lines, the elements
-// of a JSON array, or the documents of a plain text. One record is in memory at a time. Compressed
+// Data files (core/io/formats.md, "Training data") as streams of records: JSON lines, other JSON
+// objects, the elements of a JSON array, the rows of a table, or the documents of a plain text. One
+// record is in memory at a time. Compressed
 // files are decompressed while they are read, 64 KiB at a time (zstd adds its window, at most 128
 // MiB). After kFreeBytes a file that expands to more than kMaxExpansion times its size is refused.
 // Documents are stripped of white space; empty ones are skipped.
@@ -13,6 +14,7 @@
 #include <streambuf>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/read_file.h"
 
@@ -54,11 +56,14 @@ OpenFile open_data_file(const std::filesystem::path& file, Pipes pipes = Pipes::
 // Returns the name of a data file for messages.
 std::string data_file_name(const std::filesystem::path& file, Pipes pipes);
 
-enum class RecordForm { kJsonLines, kJsonArray, kText };
+// kJsonObjects: objects of several lines. kJsonArray: also the array of {"data": [...]}. kTable:
+// CSV or TSV (by the name of the file) with a header; a record is a JSON object of strings.
+enum class RecordForm { kJsonLines, kJsonObjects, kJsonArray, kTable, kText };
 
 struct Record {
   std::string text;
-  int64_t line = 1;  // where it begins, from 1
+  int64_t line = 1;        // where it begins, from 1
+  std::string error = {};  // why the record cannot be read, with its place, or ""
 };
 
 class RecordReader {
@@ -80,12 +85,16 @@ class RecordReader {
   [[noreturn]] void fail(int64_t line, const std::string& message) const;
   std::optional<Record> next_line();
   std::optional<Record> next_element();
+  std::optional<Record> next_object();
+  std::optional<Record> next_row();
   std::optional<Record> next_document();
-  bool read_line(std::string& line);  // returns false at the end of the file
+  bool read_line(std::string& line);    // returns false at the end of the file
+  std::vector<std::string> read_row();  // none at the end of the file
+  void find_json_form();
   int peek();
   int take();  // reads a byte and counts lines; EOF at the end of the file
   void skip_space();
-  void read_element_text(std::string& text);
+  void read_to_brace(std::string& text, int64_t depth);
   void check_length(const std::string& text, int64_t line) const;
 
   std::filesystem::path file_;
@@ -93,7 +102,10 @@ class RecordReader {
   OpenFile file_bytes_;
   RecordForm form_ = RecordForm::kText;
   int64_t line_ = 1;
-  bool array_open_ = false;
+  bool array_open_ = false, array_is_wrapped_ = false;  // kJsonArray
+  std::string put_back_;                                // bytes to read before those of the file
+  size_t put_back_at_ = 0;
+  std::vector<std::string> header_;  // kTable
 };
 
 }  // namespace moe::data

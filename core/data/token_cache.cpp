@@ -125,19 +125,32 @@ std::shared_ptr<const TokenFile> find_tokens(const CacheRequest& request, const 
 }
 
 // Tokenizes the sources into `file`. Adds remarks about records to `notes`. Throws UserError if a
-// source changed since `stamps`.
+// source changed since `stamps`. Lists skipped records in `skipped_file`.
 std::shared_ptr<const TokenFile> tokenize(const CacheRequest& request, const Descriptor& file,
                                           const fs::path& name, const io::Digest& key,
                                           const std::vector<Stamp>& stamps,
+                                          const fs::path& skipped_file,
                                           std::vector<std::string>& notes) {
   TokenFileWriter writer(file, name, key, request.vocab_size);
   const auto sink = [&](Example&& example) {
     writer.add(example);
     request.on_progress(writer.examples(), writer.tokens());
   };
+  std::string skipped;
+  ReadSettings settings = request.settings;
+  settings.on_bad = [&](const BadRecord& bad) {
+    request.on_progress(writer.examples(), writer.tokens());
+    if (settings.bad_records == BadRecords::kSkip) {
+      const auto& [text, line, error] = bad.record;
+      skipped += json_text({{"error", bad.message}, {"line", line}, {"record", text}}) + "\n";
+    }
+  };
   const auto forms =
-      stream_examples(request.sources, request.settings, request.vocab_size, request.codec, sink);
+      stream_examples(request.sources, settings, request.vocab_size, request.codec, sink);
   writer.finish(forms);
+  if (!skipped.empty()) {
+    io::write_whole(skipped_file, skipped);
+  }
   for (size_t index = 0; index < forms.size(); ++index) {
     const std::string source = request.sources[index].file.string();
     if (forms[index].has_notes()) {
@@ -427,6 +440,12 @@ io::Digest token_key(const std::vector<Source>& sources, const ReadSettings& set
                                static_cast<int>(settings.objective),
                                static_cast<int>(settings.loss_on), settings.max_per_file,
                                settings.format ? format_name(*settings.format) : "open"));
+  hash.update_text(fmt::format("bad {} overlong {} {}", static_cast<int>(settings.bad_records),
+                               static_cast<int>(settings.overlong), settings.max_tokens));
+  for (const auto& [from, to] : settings.columns) {
+    hash.update_text(from);
+    hash.update_text(to);
+  }
   hash.update_text(settings.text_template.fingerprint());
   std::error_code ignored;
   const bool has_tokenizer = fs::exists(tokenizer.file, ignored);
@@ -503,8 +522,12 @@ std::shared_ptr<const TokenFile> open_tokens(const CacheRequest& request,
   const auto on_block = [&] { request.on_progress(0, 0); };
   const io::Digest key =
       token_key(request.sources, request.settings, request.vocab_size, request.tokenizer, on_block);
-  const auto share = [&](std::shared_ptr<const TokenFile> tokens, const std::string& note) {
-    notes.push_back(note);
+  const auto share = [&](std::shared_ptr<const TokenFile> tokens, const fs::path& skipped,
+                         const std::string& note) {
+    if (fs::exists(skipped)) {
+      notes.push_back("skipped records are listed in " + skipped.string());
+    }
+    notes.push_back(fmt::format("{} ({})", note, io::size_text(tokens->bytes())));
     if (request.shared != nullptr) {
       request.shared->offer(key, tokens);
     }
@@ -513,22 +536,22 @@ std::shared_ptr<const TokenFile> open_tokens(const CacheRequest& request,
   const CacheLocation& location = request.location;
   if (!location.folder.empty()) {
     const fs::path target = location.folder / (key.hex() + std::string(kEnding));
+    const fs::path skipped = location.folder / (key.hex() + ".skipped.jsonl");
     if (auto tokens = find_tokens(request, target, key, notes)) {
-      return share(tokens, fmt::format("tokens from the cache {} ({})", target.string(),
-                                       io::size_text(tokens->bytes())));
+      return share(tokens, skipped, "tokens from the cache " + target.string());
     }
     if (const auto partial = make_file(location, target, notes)) {
-      auto tokens = tokenize(request, partial->file(), target, key, stamps, notes);
+      auto tokens = tokenize(request, partial->file(), target, key, stamps, skipped, notes);
       partial->commit();
-      return share(tokens, fmt::format("tokens cached in {} ({})", target.string(),
-                                       io::size_text(tokens->bytes())));
+      return share(tokens, skipped, "tokens cached in " + target.string());
     }
   }
   const fs::path folder = temporary_folder();
+  const fs::path skipped = folder / ("moe-" + key.hex() + ".skipped.jsonl");
   const Descriptor file = io::make_nameless_file(folder);
-  auto tokens = tokenize(request, file, folder / "(a file without a name)", key, stamps, notes);
-  return share(tokens, fmt::format("tokens in a temporary file in {} ({})", folder.string(),
-                                   io::size_text(tokens->bytes())));
+  auto tokens =
+      tokenize(request, file, folder / "(a file without a name)", key, stamps, skipped, notes);
+  return share(tokens, skipped, "tokens in a temporary file in " + folder.string());
 }
 
 }  // namespace

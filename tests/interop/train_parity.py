@@ -69,6 +69,17 @@ def examples_of(ids, lengths):
     return examples
 
 
+def rows_of(examples, name):
+    """Rows with the tokens of `examples`: padded on both sides, three documents in one, or one each."""
+    if "padded" in name:
+        return [{"input_ids": [0] * 3 + ids + [0] * 2, "labels": [-100] * 3 + labels + [5] * 2,
+                 "attention_mask": [0] * 3 + [1] * len(ids) + [0] * 2} for ids, labels in examples]
+    size = 3 if "rows of documents" in name else 1
+    parts = [examples[i : i + size] for i in range(0, len(examples), size)]
+    return [{"input_ids": sum((ids for ids, _ in part), []), "labels": sum((labels for _, labels in part), []),
+             "position_ids": [position for ids, _ in part for position in range(len(ids))]} for part in parts]
+
+
 def in_steps(sequences, options):
     return [sequences[i * options.batch : (i + 1) * options.batch] for i in range(options.steps)]
 
@@ -196,6 +207,8 @@ def main():
             ("dense, 4 micro-batches", dense, 1e-3, 1e-8, whole, plain, {"--micro-batch": 1}),
             ("top-2 dropless, 4 micro-batches", child, 1e-5, 1e-8, whole, plain, off | {"--micro-batch": 1}),
             ("dense, rows of unequal length", dense, 1e-3, 1e-8, ragged, in_steps(ragged, options), {}),
+            ("dense, padded rows of unequal length", dense, 1e-3, 1e-8, ragged, in_steps(ragged, options), {}),
+            ("dense, rows of documents", dense, 1e-3, 1e-8, ragged, in_steps(ragged, options), {}),
             ("dense, packed", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, False), stream),
             ("dense, packed, document mask", dense, 1e-3, 1e-8, ragged, stream_steps(ragged, options, True),
              stream | {"--pack-mask": "doc"}),
@@ -217,7 +230,7 @@ def main():
                 continue
             options.steps = few.steps if number >= first else options.steps
             data = folder / f"rows-{number}.jsonl"
-            write_jsonl(data, ({"input_ids": ids, "labels": labels} for ids, labels in examples))
+            write_jsonl(data, rows_of(examples, name))
             rounds = "--precision" in changed
             kind, expected = reference(model, steps, options, rounds)
             label = f"{name} ({kind}), lr {options.lr:g}, eps {options.eps:g}"

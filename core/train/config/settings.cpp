@@ -94,6 +94,15 @@ Options training_options(TrainSettings& settings) {
        whole_from(1), "8, or the largest smaller divisor of the global batch", kRectifyRouter},
       {"global-batch", &settings.global_batch, group::kBatch, "sequences per optimizer step",
        whole_from(1), "one micro-batch"},
+      written_if(
+          [&settings] { return settings.overlong != data::Overlong::kError; },
+          {"overlong",
+           named("overlong", settings.overlong,
+                 {{"error", data::Overlong::kError},
+                  {"drop", data::Overlong::kDrop},
+                  {"truncate", data::Overlong::kTruncate}}),
+           group::kBatch,
+           "examples longer than --seq-len: error (with --pack none only), drop or truncate"}),
       {"steps", &settings.steps, group::kBatch, "optimizer steps", whole_from(1)},
       {"epochs", &settings.epochs, group::kBatch, "passes over the data, instead of --steps",
        positive_number(), "1"},
@@ -331,8 +340,15 @@ Options& added_options() {
 Options record_options(TrainSettings& settings) {
   return {
       {"format", choice(settings.format, data::parse_format, data::format_name), group::kData,
-       "alpaca, openorca, dolly, pairs, sharegpt, messages, text or rows", Range(),
-       "detected from the first record"},
+       "alpaca, openorca, dolly, pairs, chosen, sharegpt, messages, questions, io, text or rows",
+       Range(), "detected from the first record"},
+      {"columns", &settings.columns, group::kData,
+       "keys to rename, such as question=instruction,answer=output", Range(), "none"},
+      written_if([&settings] { return settings.bad_records != data::BadRecords::kError; },
+                 {"bad-records",
+                  named("bad-records", settings.bad_records,
+                        {{"error", data::BadRecords::kError}, {"skip", data::BadRecords::kSkip}}),
+                  group::kData, "records that cannot be used: error (lists them) or skip"}),
       {"template", &settings.text_template, group::kData,
        "prompt template: auto (the model's chat template, or paper if it has none), paper, alpaca, "
        "llama2, llama3, chatml, zephyr, mistral, mistral-v0, mistral-v3, mistral-tekken, "
@@ -415,6 +431,9 @@ void check_numbers(const TrainSettings& settings) {
   model::check_precision(settings.compute.precision, settings.on_cuda);
   model::check_lora(settings.lora);
   data::parse_sources(settings.data);
+  data::parse_columns(settings.columns);
+  USER_ERROR_IF(settings.overlong != data::Overlong::kError && !settings.seq_len,
+                "--overlong needs --seq-len: the number of tokens that it allows");
   parse_template(settings);
   check_evaluation(settings.evaluation);
 }

@@ -62,6 +62,9 @@ struct TrainSettings {
   std::string template_date;                // YYYY-MM-DD; "": today
   std::string add_tokens;                   // for io::split_tokens(), or "auto"; "": none
   data::LossOn loss_on = data::LossOn::kAll;
+  std::string columns;  // as data::parse_columns() takes it
+  data::BadRecords bad_records = data::BadRecords::kError;
+  data::Overlong overlong = data::Overlong::kError;  // examples longer than seq_len
   std::string cache;  // token cache: a folder, "off", or "" for the default (token_cache.h)
 
   std::optional<int64_t> steps;

@@ -23,7 +23,12 @@ data::ReadSettings reader_settings(const TrainSettings& settings) {
           parse_template(settings),
           settings.loss_on,
           0,
-          settings.threads > 0 ? settings.threads : cores};
+          settings.threads > 0 ? settings.threads : cores,
+          Pipes::kRefused,
+          data::parse_columns(settings.columns),
+          settings.bad_records,
+          settings.overlong,
+          settings.overlong == data::Overlong::kError ? 0 : settings.seq_len.value_or(0)};
 }
 
 // Adds a line about the template, unless all examples are rows or documents.

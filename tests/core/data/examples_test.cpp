@@ -1,5 +1,7 @@
 #include "core/data/examples.h"
 
+#include <tuple>
+
 #include "core/data/example_set.h"
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
@@ -179,6 +181,79 @@ TEST_CASE("A broken JSON array is refused with its line", "[data]") {
            {"[", "line 1: broken JSON: an array of objects {...} is expected; the file ends"}}) {
     check_error("a.json", text, "a.json " + fact);
   }
+}
+
+TEST_CASE("JSON objects of several lines, in \"data\", and tables are read", "[data]") {
+  const std::string row = R"({"instruction": "a", "output": "b"})";
+  const std::string wide = "{\n  \"instruction\": \"a\",\n  \"output\": \"b\"\n}\n";
+  for (const auto& [name, text, line] : std::vector<std::tuple<std::string, std::string, int>>{
+           {"a.json", wide + "\n" + wide, 6},
+           {"a.json", "{\"data\": [" + row + ",\n" + row + "]}", 2},
+           {"a.json", "{\n\"data\": [\n" + row + "," + row + "], \"x\": [{}]}\n", 3},
+           {"a.csv", "instruction,output\r\na,b\r\n\r\na,b\r\n", 4},
+           {"a.csv", "output,instruction\n\"b\",\"a\"\nb,a", 3},
+           {"a.tsv", "instruction\toutput\na\tb\na\tb\n", 3}}) {
+    INFO(text);
+    const auto examples = read_bytes(name, text);
+    REQUIRE(examples.size() == 2);
+    CHECK(show_ids(examples.at(1)) == "Ba\nbE");
+    CHECK(examples.at(1).line == line);
+  }
+  CHECK(show_ids(read_bytes("a.csv", "prompt,response\n\"a,\"\"\nb\",c\n").at(0)) == "Ba,\"\nbcE");
+  check_error("a.csv", "prompt,response\na\n", "a.csv line 2: 1 fields, but the header has 2");
+  check_error("a.csv", "prompt,response\n\"a,b\n", "a.csv line 2: a quoted field of this row");
+  check_error("a.csv", "prompt,response\n\"a\"x,b\n", "a.csv line 2: text after a closing quote");
+  check_error("a.csv", "prompt,prompt\na,b\n", "two columns are named 'prompt'");
+  check_error("a.json", wide + "x", "a.json line 5: broken JSON");
+  check_error("a.json", "{\"data\": [" + row + "]", "a.json line 1: broken JSON");
+  // A line that is cut short is an error of that line.
+  check_error("a.jsonl", "{\"prompt\": \"a\",\n" + row + "\n", "a.jsonl line 1: broken JSON");
+}
+
+TEST_CASE("All bad records are counted; --bad-records skip leaves them out", "[data]") {
+  std::string text = "{\"instruction\": \"x\"}\n" + kPair + "\n";
+  for (int i = 0; i < 3000; ++i) {
+    text += i % 500 == 7 ? "{broken\n" : kPair + "\n";
+  }
+  ReadSettings settings;
+  std::vector<std::string> skipped;
+  settings.on_bad = [&](const BadRecord& bad) { skipped.push_back(bad.record.text); };
+  for (const int threads : {1, 3}) {
+    settings.threads = threads;
+    settings.bad_records = BadRecords::kError;
+    const std::string error = error_of_reading("a.jsonl", text, settings);
+    CHECK_THAT(error, contains_text("7 records cannot be used: a.jsonl line 1: 'output' is"));
+    CHECK_THAT(error,
+               contains_text("a.jsonl line 1510: broken JSON") && !contains_text("line 2010"));
+    settings.bad_records = BadRecords::kSkip;
+    skipped.clear();
+    const auto examples = read_bytes("a.jsonl", text, settings);
+    CHECK(examples.size() == 2995);
+    CHECK(skipped.size() == 7);
+    CHECK(skipped.back() == "{broken");
+    CHECK(examples.forms.at(0) == "Alpaca records; records skipped: 7");
+    CHECK_THAT(error_of_reading("a.jsonl", "{broken\n", settings),
+               contains_text("a.jsonl: no record can be used; a.jsonl line 1: broken JSON"));
+  }
+}
+
+TEST_CASE("--overlong drops or truncates long examples", "[data]") {
+  const std::string text = R"({"prompt": "a", "response": "bc"}
+{"prompt": "a", "response": "bcd"}
+{"prompt": "abcd", "response": "e"})";
+  ReadSettings settings;
+  settings.max_tokens = 5;
+  CHECK(read_bytes("a.jsonl", text, settings).size() == 3);
+  settings.overlong = Overlong::kDrop;
+  const Examples dropped = read_bytes("a.jsonl", text, settings);
+  CHECK(dropped.size() == 1);
+  CHECK(dropped.forms.at(0) == "prompt pairs; examples of more than 5 tokens, dropped: 2");
+  settings.overlong = Overlong::kTruncate;  // the third example has no target in 5 tokens
+  const Examples truncated = read_bytes("a.jsonl", text, settings);
+  REQUIRE(truncated.size() == 2);
+  CHECK(show_ids(truncated.at(1)) == "Babcd");
+  settings.max_tokens = 2;
+  CHECK_THAT(error_of_reading("a.jsonl", text, settings), contains_text("all examples are too"));
 }
 
 TEST_CASE("An invalid row is refused with its line and entry", "[data]") {

@@ -257,11 +257,77 @@ TEST_CASE("A key that changes what is learned and is not supported is refused", 
               "two system texts");
   const std::string row = R"({"input_ids": [1, 2, 3], "labels": [1, 2, 3], )";
   check_error(row + R"("attention_mask": [1, 0, 1]})", "'attention_mask' must have a 1");
-  check_error(row + R"("position_ids": [0, 1, 0]})", "'position_ids'[2] is not 2");
-  check_error(row + R"("position_ids": [0, 1]})", "'position_ids' has 2 entries");
-  check_error(row + R"("segment_ids": [0, 0, 1]})", "'segment_ids'");
+  for (const auto& [keys, fact] : std::vector<std::pair<std::string, std::string>>{
+           {R"("position_ids": [0, 1, 3]})", "'position_ids'[2] is 3; positions must begin at 0"},
+           {R"("position_ids": [1, 2, 3]})", "'position_ids'[0] is 1"},
+           {R"("position_ids": [0, 1]})", "'position_ids' covers 2 tokens, 'input_ids' has 3"},
+           {R"("sequence_lengths": [1, 3]})", "'sequence_lengths' has 3"},
+           {R"("sequence_lengths": [2]})", "'sequence_lengths' covers 2 tokens"},
+           {R"("segment_ids": [1, 1, 2], "position_ids": [0, 1, 2]})", "into other documents"},
+           {R"("weight": 0.5})", "'weight' of a record"},
+           {R"("loss_mask": [1, 1, 0]})", "'loss_mask' changes what is learned"}}) {
+    check_error(row + keys, fact);
+  }
   check(messages(R"(, "tool_calls": null)", R"(, "tools": "[]")"), "chat messages", "Ba\nbE",
         "...bE");
+}
+
+TEST_CASE("A row of several documents is an example for each", "[data]") {
+  const std::string row = R"({"input_ids": [0, 75, 76, 77, 78, 79, 80], "labels": )";
+  for (const char* keys :
+       {R"("attention_mask": [0, 1, 1, 1, 1, 1, 1], "segment_ids": [0, 1, 1, 2, 2, 2, 2])",
+        R"("attention_mask": [0, 1, 1, 1, 1, 1, 1], "position_ids": [1, 0, 1, 0, 1, 2, 3])",
+        R"("attention_mask": [0, 1, 1, 1, 1, 1, 1], "sequence_lengths": [2, 4])"}) {
+    const Examples examples =
+        read_bytes("a.jsonl", row + "[-100, 75, 76, -100, 78, 79, 80], " + keys + "}");
+    REQUIRE(examples.size() == 2);
+    CHECK(show_ids(examples.at(0)) == "AB");
+    CHECK(show_ids(examples.at(1)) == "CDEF");
+    CHECK(show_labels(examples.at(1)) == ".DEF");
+    CHECK_THAT(examples.forms.at(0), contains_text("rows of several documents, each of which"));
+  }
+  // A document without a target is left out.
+  CHECK(
+      read_bytes("a.jsonl",
+                 row + R"([0, 75, -100, -100, 78, 79, 80], "segment_ids": [0, 0, 0, 1, 1, 1, 1]})")
+          .size() == 2);
+  CHECK(read_bytes(
+            "a.jsonl",
+            row + R"([0, -100, -100, -100, 78, 79, 80], "segment_ids": [0, 0, 0, 1, 1, 1, 1]})")
+            .size() == 1);
+}
+
+TEST_CASE("Prompt and answer may be lists of messages, content a list of text parts", "[data]") {
+  const std::string question = R"({"role": "user", "content": "q"})";
+  const std::string answer =
+      R"({"role": "assistant", "content": [{"type": "text", "text": "a"}, {"text": "b"}]})";
+  const std::string earlier =
+      R"({"role": "user", "content": "p"}, {"role": "assistant", "content": "r"}, )";
+  check(R"({"prompt": [)" + earlier + question + R"(], "completion": [)" + answer + "]}",
+        "prompt pairs", "Bp\nrEq\nabE", ".......abE");
+  check(R"({"prompt": [)" + question + R"(], "chosen": [)" + answer + R"(], "rejected": [7]})",
+        "chosen answers; not used: 'rejected' of 1 record", "Bq\nabE", "...abE");
+  check(R"({"prompt": "q", "chosen": [)" + question + "," + answer + "]}", "chosen answers",
+        "Bq\nabE", "...abE");
+  check(R"({"prompt": "q", "completion": [)" + answer + "]}", "prompt pairs", "Bq\nabE", "...abE");
+  check(R"({"prompt": "q", "chosen": "a", "rejected": "b"})",
+        "chosen answers; not used: 'rejected' of 1 record", "BqaE", "..aE");
+  check(R"({"question": "q", "answer": "a"})", "questions and answers", "Bq\naE", "...aE");
+  check(R"({"input": "q", "output": "a"})", "inputs and outputs", "Bq\naE", "...aE");
+  check_error(R"({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]})",
+              R"('messages'[0]: 'content' has the part {"type":"image","url":"x"})");
+}
+
+TEST_CASE("--columns renames keys", "[data]") {
+  ReadSettings settings;
+  settings.columns = parse_columns("q=instruction,a=output");
+  check(R"({"q": "x", "a": "y"})", "Alpaca records", "Bx\nyE", "...yE", settings);
+  CHECK_THAT(
+      error_of_reading("a.jsonl", R"({"q": "x", "b": "y"})", settings),
+      contains_text("line 1: --columns a=output: the record has no 'a', its keys are 'b', "));
+  CHECK_THAT(error_of_reading("a.jsonl", R"({"q": "x", "a": "y", "output": "z"})", settings),
+             contains_text("--columns a=output: the record has both"));
+  CHECK_THAT(user_error_of([] { parse_columns("a=b,c"); }), contains_text("--columns a=b,c"));
 }
 
 TEST_CASE("Keys that are not read are counted", "[data]") {
@@ -328,7 +394,7 @@ TEST_CASE("An invalid conversation is refused with its line and message", "[data
   check_error(chat(user + R"(,{"role": "assistant", "content": null})"),
               "'messages'[1]: 'content' must be a string, is null");
   check_error(chat(R"({"role": "user", "content": [{"type": "text"}]})"),
-              "'messages'[0]: 'content' must be a string, is a list of 1");
+              R"('messages'[0]: 'content' has the part {"type":"text"})");
   check_error(chat(R"({"role": 3, "content": "x"})"), "'messages'[0]: 'role' must be a string");
   check_error(chat(R"({"content": "x"})"), "'messages'[0]: 'role' is missing");
   check_error(chat("7"), R"('messages'[0]: a message {"role", "content"} is expected)");
