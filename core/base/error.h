@@ -1,7 +1,7 @@
 #pragma once
-// Errors. A UserError is one that the user can fix: one sentence with fault, place and remedy; exit
-// code 2. A failed MOE_CHECK is a fault of the program: condition, source line and values. Failures
-// of the machine are other exceptions. Both have exit code 1.
+// Errors. The user can fix a UserError: its message is one sentence with fault, place and remedy;
+// exit code 2. A failed MOE_CHECK is a bug: its message has the condition, the source line and
+// values. Failures of the machine are other exceptions. These and bugs have exit code 1.
 
 #include <fmt/format.h>
 
@@ -49,8 +49,8 @@ std::string did_you_mean(std::string_view unknown, const std::vector<std::string
     }                                                                                 \
   } while (false)
 
-// USER_ERROR_IF(rows < 1, "--rows {}: must be at least 1", rows) throws a UserError. The arguments
-// of the text are evaluated only then.
+// USER_ERROR_IF(rows < 1, "--rows {}: must be at least 1", rows) throws a UserError if
+// rows < 1, and only then evaluates the arguments of the message.
 #define USER_ERROR_IF(condition, ...)      \
   do {                                     \
     if (condition) {                       \

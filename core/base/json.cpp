@@ -26,7 +26,7 @@ std::string parser_message(const Json::exception& error) {
 
 // A builder of a value from the events of nlohmann's parser. Limits the depth, because copying,
 // comparing and dumping a value recurse. Takes linear time, unlike nlohmann's parser with a
-// callback, which visits all members of an object after each of them.
+// callback, which visits all members of an object after each member.
 template <typename AnyJson>
 class JsonBuilder {
  public:
@@ -206,7 +206,7 @@ std::vector<int64_t> get_ints(const Json& json, const std::string& key, const st
   std::vector<int64_t> numbers;
   numbers.reserve(list.size());
   for (const Json& value : list) {
-    // Lists of token ids are long: formats the name of an element only if it may be invalid.
+    // Lists of token ids are long: the name of an element is formatted only if it may be invalid.
     const bool is_valid = value.is_number_unsigned() && value.get<uint64_t>() <= kLargestInt;
     numbers.push_back(is_valid ? value.get<int64_t>()
                                : as_int(value, fmt::format("{}[{}]", key, numbers.size()), where));

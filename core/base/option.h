@@ -16,7 +16,7 @@
 
 namespace moe {
 
-// A member whose values have names.
+// Accessors of a member whose values have names, such as an enum.
 struct Choice {
   std::function<std::string()> get;             // the name of the current value; empty: none
   std::function<void(const std::string&)> set;  // throws UserError if unknown
@@ -62,7 +62,7 @@ struct Option {
   std::string source = {};                // paper or program of the default; empty: ours
   bool changes_numbers = true;            // false: a run may resume with another value
   bool is_recorded = true;                // written to settings.toml
-  std::function<bool()> is_written = {};  // returns false if the value has no meaning
+  std::function<bool()> is_written = {};  // if false: not in settings.toml
   std::string spelling = {};              // on the command line: "MODEL,--model"; empty: --name
   bool is_required = false;
   bool is_comma_separated = false;  // for lists: a,b as well as a b
@@ -91,7 +91,7 @@ Choice one_of(const char* name, std::string& member, const std::vector<std::stri
 // Returns the value as on the command line; "" if the member has none. Not for lists.
 std::string value_text(const Member& member);
 // Sets the member from a text of value_text(); "" resets an optional. Returns false and changes
-// nothing if `text` is no value of the member. Not for lists.
+// nothing if `text` is not a valid value. Not for lists.
 bool set_value(const Member& member, const std::string& text);
 // Returns the value of a number; nothing for other types and empty optionals.
 std::optional<double> numeric_value(const Member& member);
@@ -102,7 +102,7 @@ bool holds(const Range& range, double value);
 std::string flag_name(const Option& option);
 // Returns the line of --help: help, default and source of the default.
 std::string help_line(const Option& option);
-// Throws UserError with flag and rule: "--lr -1: must be 0 or a positive number".
+// Throws UserError if a value is out of range: "--lr -1: must be 0 or a positive number".
 void check_ranges(const Options& options);
 // Overload for a number as typed; ignores text that is not a number.
 void check_range(const std::string& flag, const std::string& number, const Range& range);

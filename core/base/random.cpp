@@ -136,7 +136,7 @@ double Random::normal() {
 
 void Random::fill_normal(std::span<float> out, double std) {
   const Ziggurat& table = ziggurat();
-  std::array<uint64_t, 4> state = state_;  // in registers: half the time of repeated normal()
+  std::array<uint64_t, 4> state = state_;  // stays in registers: twice as fast as normal()
   for (float& value : out) {
     const std::array<uint64_t, 4> previous = state;
     const uint64_t random = advance(state);

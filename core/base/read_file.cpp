@@ -149,7 +149,7 @@ std::string FileReader::read_rest(uint64_t max_bytes) {
   std::string text(gptr(), egptr());
   setg(nullptr, nullptr, nullptr);
   size_t filled = text.size();
-  // One more byte, to detect the end. The size is a hint: files in /proc have none.
+  // One more byte, to detect the end. The size is a hint: files in /proc report 0.
   text.resize(std::max<size_t>(size + 1, filled + kReadBlockBytes));
   while (const size_t count = read_some(file_, text.data() + filled, text.size() - filled, name_)) {
     filled += count;

@@ -40,8 +40,8 @@ class Descriptor {
   int number_ = -1;
 };
 
-// Returns an empty file in memory, readable only by this user and freed with its last descriptor
-// and mapping. Its size may be sealed. The descriptor is never that of a standard stream. Throws
+// Returns an empty file in memory, accessible to this user only and freed with its last descriptor
+// and mapping. Callers may add seals (F_ADD_SEALS). The descriptor is never 0, 1 or 2. Throws
 // std::system_error on failure.
 Descriptor make_memory_file();
 
@@ -86,7 +86,7 @@ class FileReader : public std::streambuf {
   // UserError if the line has more than `max_bytes` bytes.
   bool read_line(std::string& line, uint64_t max_bytes = kMaxLineBytes);
 
-  // Overload for logs: a last line without '\n' is incomplete and counts as the end of the file.
+  // Reads a line of a log, where a last line without '\n' is incomplete: returns false for it.
   bool read_whole_line(std::string& line) { return read_line(line) && has_newline_; }
 
   // Returns the bytes from the current position to the end. Throws UserError if there are more than

@@ -253,7 +253,7 @@ DiskProbe::DiskProbe(const fs::path& folder) : folder_(nearest_existing(folder))
 double DiskProbe::append(uint64_t bytes) {
   const auto start = std::chrono::steady_clock::now();
   USER_ERROR_IF(!write_and_sync(file_.get(), bytes),
-                "{}: writing {} bytes to try the disk failed: {}", folder_.string(), bytes,
+                "{}: writing {} bytes to measure the disk failed: {}", folder_.string(), bytes,
                 std::strerror(errno));
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

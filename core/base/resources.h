@@ -27,13 +27,13 @@ uint64_t peak_resident_bytes();
 struct MemoryLimit {
   uint64_t left = 0;      // bytes that may still be allocated
   std::string source;     // "this machine", "the cgroup /jobs/7", "ulimit -v"
-  bool is_shared = true;  // by all processes of the host; false: only of this process
+  bool is_shared = true;  // false: applies to this process alone
 };
 
 // Returns the limits in force, from the files below `root`/proc and `root`/sys/fs/cgroup:
 //   the machine  MemAvailable of /proc/meminfo
-//   cgroups      v2 and v1, that of this process and its parents: limit - usage + page cache, which
-//                the kernel reclaims before it kills (and MemAvailable includes)
+//   cgroups      (v2 and v1; of this process, and their parents) limit - usage + page cache. The
+//                kernel reclaims page cache before it kills; MemAvailable includes it too
 //   ulimit       -v (RLIMIT_AS) - VmSize and -d (RLIMIT_DATA) - VmData, of /proc/self
 // Swap is not counted, because training from a disk is too slow. Files that are missing, unreadable
 // or without a limit add no entry.
@@ -45,7 +45,7 @@ uint64_t available_memory_bytes();
 
 struct MemoryNeed {
   uint64_t bytes = 0;     // of one process, above its current use
-  int64_t processes = 1;  // of this host that each need as much
+  int64_t processes = 1;  // on this host, each with this need
   std::string what;       // the subject of the error: "training model"
   std::string remedy;     // a clause: "--lora 8 takes less"
 };
@@ -57,9 +57,9 @@ std::optional<std::string> memory_shortage(const MemoryNeed& need,
 // Throws UserError with memory_shortage() of the limits in force; with `force` returns it instead.
 std::optional<std::string> check_memory(const MemoryNeed& need, bool force);
 
-// Returns the number of processors of this process, at least 1: the minimum of the scheduler's mask
-// (sched_getaffinity: taskset, cpusets) and the processor time of its cgroup and the parents,
-// rounded up (`root`/sys/fs/cgroup, cpu.max of v2, cpu.cfs_quota_us of v1).
+// Returns the number of processors of this process, at least 1: the minimum of its affinity
+// mask (sched_getaffinity: taskset, cpusets) and the CPU quotas, rounded up, of its cgroup and the
+// parents (below `root`/sys/fs/cgroup: cpu.max in v2, cpu.cfs_quota_us in v1).
 int usable_processors(const std::filesystem::path& root = "/");
 
 // An unnamed file in `folder`, or its nearest existing parent, to measure the speed of the disk.

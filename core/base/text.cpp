@@ -7,7 +7,7 @@ namespace moe {
 
 namespace {
 
-// The first bytes of a text: a character, or the longest run that begins one.
+// The first character of a text, or the longest prefix of one.
 struct Sequence {
   size_t length = 1;
   bool is_whole = false;
@@ -25,7 +25,7 @@ Sequence read_sequence(std::string_view text) {
   }
   const size_t expected = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
   uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;   // below: overlong
-  uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;  // above: surrogates, no code
+  uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;  // above: no characters
   size_t length = 1;
   while (length < expected && length < text.size() && byte(length) >= low && byte(length) <= high) {
     ++length;
@@ -47,7 +47,7 @@ bool is_direction_mark(char32_t point) {
          (point >= 0x2066 && point <= 0x2069) || point == 0x061C;
 }
 
-// Return the first or last `bytes` bytes of well-formed UTF-8, less a partial character.
+// Return the first or last `bytes` bytes of well-formed UTF-8, without a partial character.
 std::string_view first_bytes(std::string_view text, size_t bytes) {
   while (bytes > 0 && is_continuation_byte(text[bytes])) {
     --bytes;

@@ -30,8 +30,8 @@ constexpr bool is_continuation_byte(char byte) {
 // UTF-8 and `at` the beginning of a character.
 char32_t next_code_point(std::string_view text, size_t& at);
 
-// Replaces invalid UTF-8 by U+FFFD: one for each maximal run of bytes that begins a character, else
-// one per byte (Unicode 15, section 3.9, "maximal subparts").
+// Replaces invalid UTF-8: one U+FFFD for each maximal prefix of a character, and for each other
+// invalid byte (Unicode 15, section 3.9, "maximal subparts").
 std::string replace_invalid_utf8(std::string_view text);
 
 // Returns `text` for an error message: control characters and invalid UTF-8 become '?', text beyond

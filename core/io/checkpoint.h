@@ -22,9 +22,9 @@ class Checkpoint {
   // if a tensor is in two shards. model.safetensors takes precedence over an index.
   explicit Checkpoint(const std::filesystem::path& folder);
 
-  // Returns a checkpoint of another model without writing its folder. Writes `new_tensors` to
-  // memory. Tensor `name` of the result is tensor `sources[name]` of `new_tensors`, else of this
-  // folder, mapped in place. Tokenizer files are those of this folder, or the texts `edited`.
+  // Returns a checkpoint of another model without writing its folder. Its tensor `name` is tensor
+  // `sources[name]`: one of `new_tensors`, which are written to memory, else one of this folder,
+  // which stays mapped. The texts `edited` replace tokenizer files of this folder.
   Checkpoint as_model(Json config, const std::map<std::string, std::string>& sources,
                       const std::vector<TensorSource>& new_tensors, EditedFiles edited = {}) const;
 

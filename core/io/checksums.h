@@ -53,8 +53,8 @@ std::string checksum_text(std::string_view bytes);
 void write_checksums(const std::filesystem::path& folder);
 
 // Returns a description of the first damage: a file that is missing, was changed or was added after
-// the checksums were written, or a changed list. Returns nothing if there is none. Trusts a list of
-// an older version, which has no checksum of the list.
+// the checksums were written, or a changed list. Returns nothing if there is none. Accepts
+// checksums.json of older versions, which lacks the checksum of the list.
 std::optional<std::string> find_damage(const std::filesystem::path& folder);
 
 }  // namespace moe::io

@@ -40,7 +40,7 @@ int check_opened(int descriptor, const std::string& file);
 // or is not a regular file. Throws std::runtime_error if too many files are open.
 std::string read_file_start(const std::filesystem::path& file, size_t max_bytes);
 
-// Returns a reader of the open `file`. Both share one offset.
+// Returns a reader of the open `file`, which shares the offset of `file`.
 FileReader read_again(const Descriptor& file, const std::filesystem::path& path);
 
 // Writes and syncs a small file.

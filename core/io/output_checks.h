@@ -2,9 +2,9 @@
 // Checks before an output file or folder is replaced or removed, and FOLDER/.moe-output, the list
 // of the files that moe wrote into an output folder.
 //
-// `--force` replaces a folder if all entries are listed; in a folder that also has files of others
-// (moe eval -o) it replaces only the listed files. The first line of the list is `moe output
-// 1`; each further line is `BYTES NAME`, or `- NAME` for a folder and for a file of unknown size.
+// `--force` replaces a folder if all entries are listed; in a folder that may have other files (moe
+// eval -o) it replaces only the listed ones. Line 1 of the list is `moe output 1`; each further
+// line is `BYTES NAME`, or `- NAME` for a folder and for a file of unknown size.
 
 #include <filesystem>
 #include <optional>
@@ -49,13 +49,13 @@ void check_written_by_moe(const std::filesystem::path& folder);
 void check_is_own_page(const std::filesystem::path& file);
 
 // Throws UserError, which names `flag`, if one of `files` is a link, is one of `inputs` or exists
-// while `force` is false, or if its folder is a file or read-only. Call it before the work.
+// while `force` is false, or if its folder is a file or read-only. Call before the work starts.
 void check_output(const std::vector<std::filesystem::path>& files, bool force,
                   const std::string& flag = "-o",
                   const std::vector<std::filesystem::path>& inputs = {});
 
-// Throws UserError if one of `files`, whose names the user did not choose, exists and is not a
-// regular file in the list of its folder.
+// Throws UserError if one of `files` exists and is not a regular file in the list of its folder.
+// For files whose names the user did not choose.
 void check_own_output(const std::vector<std::filesystem::path>& files);
 
 }  // namespace moe::io

@@ -96,11 +96,11 @@ void create_safetensors(const std::filesystem::path& path, const std::vector<Ten
 // synchronization; the file is complete when all have called finish().
 class SafetensorsPatch {
  public:
-  // Throws UserError if the file is missing (on a host with another disk than the creator's),
+  // Throws UserError if the file is missing (such as on a host without the creator's disk),
   // incomplete or not writable.
   explicit SafetensorsPatch(const std::filesystem::path& path);
 
-  // Writes `bytes` at byte `begin` of the data of tensor `name`; they must not exceed it.
+  // Writes `bytes` at byte `begin` of tensor `name`; must not exceed the tensor.
   void write(const std::string& name, uint64_t begin, std::span<const std::byte> bytes);
   void finish() { sync(file_, path_); }
 

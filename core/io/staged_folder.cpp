@@ -249,7 +249,7 @@ bool has_only_old_copy(const StagingArea& area, const fs::path& out, bool force)
     return true;
   }
   USER_ERROR_IF(area.has(Slot::kNew),  // so OUT is not the result of the killed run
-                "{}: was made after a run was killed that had moved the one before to {}; move "
+                "{}: exists, and its former version, moved by a killed run, is still in {}; move "
                 "that one, or give another output folder",
                 out.string(), area.old_folder().string());
   return false;
@@ -287,7 +287,7 @@ void put_in_place(const StagingArea& area, const fs::path& out, bool force) {
     try {
       area.rename(Slot::kOld, Slot::kOut);
     } catch (const fs::filesystem_error&) {
-      where = "; the one before is " + area.old_folder().string();
+      where = "; its former version is " + area.old_folder().string();
     }
     throw UserError("{}: cannot be put in place: {}{}", out.string(), error.code().message(),
                     where);

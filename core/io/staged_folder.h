@@ -5,13 +5,13 @@
 // State after a kill, and the action of the next StagedFolder for OUT:
 //   before commit(): OUT unchanged or absent, new/ incomplete               removes new/
 //   during a replacing commit(): OUT old or new, the other in new/          removes new/
-//   likewise, on file systems that cannot swap two names (some network ones):
+//   during it on a file system that cannot swap two names (some network ones):
 //     no OUT, the complete old one in old/    restores it with `force`, else refuses and names it
 //     OUT new, the old one in old/            removes old/
 //   after the renames: OUT new, OUT.partial with only its marker            removes OUT.partial
 // A constructor that throws changes nothing, except that it may remove an OUT.partial that has only
-// its marker. If commit() fails, the written folder stays without the marker, so that no later run
-// removes it.
+// its marker. If commit() fails, it removes the marker and keeps the written folder, so that no
+// later run removes it.
 //
 // The staging area is the sibling OUT.partial:
 //
@@ -67,7 +67,7 @@ class StagingArea {
   bool has(Slot slot) const;
   void make_new_folder() const;
   // Calls renameat2() with `flag`. Returns false if the file system or kernel lacks the flag.
-  // Throws std::filesystem::filesystem_error if the call fails.
+  // Throws std::filesystem::filesystem_error for other failures.
   bool rename(Slot from, Slot to, unsigned flag = 0) const;
   void remove();        // removes new/, old/, the marker and the folder
   void disown() const;  // removes the marker only, so that no later run removes the folder
@@ -96,7 +96,7 @@ class StagedFolder {
 
   const std::filesystem::path& path() const { return partial_; }  // write here
   void write_text(const std::string& name, const std::string& text) const;
-  void commit();
+  void commit();  // syncs and renames; throws UserError
 
  private:
   std::filesystem::path out_, partial_;

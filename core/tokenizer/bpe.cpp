@@ -154,8 +154,8 @@ bool Bpe::append_bytes(std::string_view character, std::vector<uint32_t>& symbol
   return true;
 }
 
-// Returns the initial symbols of `word`. The unknown token follows its run of characters, even if
-// the run has characters that become bytes.
+// Returns the initial symbols of `word`. A run of unknown characters becomes an unknown token at
+// its end. Characters that become bytes do not end the run.
 std::vector<uint32_t> Bpe::split_symbols(std::string_view word) const {
   std::vector<uint32_t> symbols;
   symbols.reserve(word.size());

@@ -1,6 +1,6 @@
 #pragma once
 // Splitting of a text by a pattern: a regular expression of tokenizer.json, a literal text or a
-// class of characters; and the five behaviors of a Split.
+// class of characters; and the five behaviors of the Split pre-tokenizer.
 
 #include <cstddef>
 #include <functional>

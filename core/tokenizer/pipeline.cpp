@@ -308,7 +308,7 @@ std::vector<int64_t> Pipeline::encode(std::string_view text, const std::vector<T
                                       bool begins_text) const {
   if (find_invalid_utf8(text) != kValidUtf8) {
     const std::string valid = replace_invalid_utf8(text);
-    const std::vector<TextRange> all = {{0, valid.size()}};  // replacing shifts the ranges
+    const std::vector<TextRange> all = {{0, valid.size()}};  // U+FFFD shifts the ranges
     return encode(valid, plain.empty() ? plain : all, begins_text);
   }
   std::vector<int64_t> ids;

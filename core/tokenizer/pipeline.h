@@ -16,8 +16,8 @@
 
 namespace moe::io {
 
-// Reads an added token, an object of its text and flags. `is_special` is the default of its flag
-// "special". Throws UserError that begins with `where`.
+// Reads an added token from an object with "content" and flags. `is_special` is the default of the
+// flag "special". Throws UserError that begins with `where`.
 AddedToken read_added_token(const Json& json, bool is_special, const std::string& where);
 // Returns the object from which read_added_token() reads `token`.
 Json added_token_json(const AddedToken& token);
@@ -34,10 +34,10 @@ class AddedTokens {
               const std::function<int64_t(const std::string&)>& find_id, int64_t ids_end,
               const std::string& where);
 
-  // Splits `text`, well-formed UTF-8, at the tokens that are matched after normalization, or at
-  // those matched before. Texts between tokens are not empty. A token that includes white space may
-  // begin before the end of the previous one. Text that overlaps one of `plain` is no special
-  // token.
+  // Splits `text`, well-formed UTF-8, at the tokens that are matched after (`is_normalized`) or
+  // before normalization. Texts between tokens are not empty. A token that includes white space may
+  // begin before the end of the previous one. Text that overlaps one of `plain` does not match a
+  // special token.
   std::vector<TokenOrText> split(std::string_view text, bool is_normalized,
                                  const std::vector<TextRange>& plain) const;
 
@@ -59,7 +59,7 @@ class AddedTokens {
     std::vector<bool> begins = std::vector<bool>(256);  // by byte: a text begins with it
 
     void add(std::string_view text, int64_t id, bool is_special);
-    // Returns the longest text that begins at `at` and is not special or ends by `special_end`;
+    // Returns the longest token at `at`, of the special ones only those that end by `special_end`.
     // id = kNone if there is none.
     TokenOrText longest(std::string_view text, size_t at, size_t special_end) const;
   };

@@ -402,7 +402,7 @@ Decoder read_byte_fallback(const Json&, const std::string&) {
   };
 }
 
-// Decodes marks to spaces; those of the first token to nothing if encoding prepends a space.
+// Replaces marks by spaces. Removes those of the first token if encoding prepends a space.
 Decoder read_metaspace_decoder(const Json& json, const std::string& where) {
   const std::string mark = read_character(json, "replacement", where);
   const bool prepends = read_prepend_scheme(json, where) != PrependScheme::kNever;

@@ -20,7 +20,7 @@ namespace moe::io {
 // 64-fold.
 using Normalizer = std::function<std::string(std::string)>;
 
-// NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase and a Sequence of them.
+// Reads NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, Lowercase and a Sequence of them.
 Normalizer read_normalizer(const Json& json, const std::string& where);
 
 struct Word {
@@ -38,12 +38,12 @@ struct Words {
 // are dropped.
 using PreTokenizer = std::function<void(Words&)>;
 
-// ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit and a Sequence of
-// them. null: the text is one word.
+// Reads ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit and a
+// Sequence of them. null: the text is one word.
 PreTokenizer read_pre_tokenizer(const Json& json, const std::string& where);
 
-// Return the two pre-tokenizers of byte-level models: one that splits by `expression` with every
-// match a word, and one that spells bytes as characters (append_byte_level()).
+// Return the two pre-tokenizers of byte-level models: one that makes each match of
+// `expression` a word, and one that spells bytes as characters (append_byte_level()).
 PreTokenizer split_isolated(const std::string& expression, const std::string& where);
 PreTokenizer bytes_as_characters();
 
@@ -52,15 +52,15 @@ struct SpecialTokens {
   std::vector<int64_t> before, after;
 };
 
-// TemplateProcessing, ByteLevel (which only shifts offsets) and a Sequence of them. Throws
+// Reads TemplateProcessing, ByteLevel (which only shifts offsets) and a Sequence of them. Throws
 // UserError if a template does not have the text exactly once.
 SpecialTokens read_post_processor(const Json& json, const std::string& where);
 
 // Maps the texts of tokens, well-formed UTF-8, to texts whose concatenation is the decoded text.
 using Decoder = std::function<std::vector<std::string>(std::vector<std::string>)>;
 
-// ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and a Sequence of them. null joins the
-// texts by spaces.
+// Reads ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and a Sequence of them. null joins
+// the texts by spaces.
 Decoder read_decoder(const Json& json, const std::string& where);
 
 // Returns a decoder of characters that spell bytes (from_byte_level()).

@@ -63,7 +63,7 @@ class Tokenizer {
   // Returns the token as stored, with U+2581 or U+0120 for a leading space; "<ID>" beyond the
   // vocabulary.
   std::string piece(int64_t id) const;
-  // Returns the bytes of `id` within a text; none beyond the vocabulary.
+  // Returns the bytes that `id` adds to a text; none beyond the vocabulary.
   std::string bytes(int64_t id) const { return model_->has(id) ? model_->bytes(id) : ""; }
   int64_t bos_id() const { return bos_id_; }  // -1 if there is none
   int64_t eos_id() const { return eos_id_; }  // -1 if there is none
@@ -106,16 +106,16 @@ bool has_sentencepiece_model(const std::filesystem::path& folder);
 // Returns the kind of tokenizer_file(), by its name and first line; nothing if there is none.
 std::optional<TokenizerKind> tokenizer_kind(const std::filesystem::path& folder);
 
-// Returns a text of all settings in `folder`, except the tokenizer's own file, that change tokens.
-// Part of the key of a token cache.
+// Returns, as a text, all settings in `folder` outside the tokenizer's own file that affect ids. It
+// is part of the key of a token cache.
 std::string special_token_key(const std::filesystem::path& folder);
 
 // Returns a tokenizer_config.json for a LLaMA tokenizer.model without one. Otherwise transformers
 // chooses tokenizer class and BOS by model_type.
 OrderedJson llama_tokenizer_config();
 
-// Returns tokenizer.json and tokenizer_config.json, by name, with which transformers gives the ids
-// of FOLDER/tokenizer.model. Returns none if the folder has a tokenizer.json or a broken file, or
+// Returns texts of tokenizer.json and tokenizer_config.json that give transformers the ids of
+// FOLDER/tokenizer.model. Returns none if the folder has a tokenizer.json or a broken file, or
 // if its model or "tokenizer_class" is not LLaMA's (sentencepiece_as_json()).
 EditedFiles stock_tokenizer_files(const std::filesystem::path& folder);
 
@@ -152,9 +152,9 @@ class TextStream {
 // character. Both are well-formed UTF-8.
 std::string text_after(const std::string& before, const std::string& text);
 
-// Encoder with the ids of Tokenizer::encode(), many times as fast with sentencepiece: if the model
-// has a WordRule, it encodes word by word and caches the ids of words. Memory is then proportional
-// to the ids. The other kinds of tokenizers cache words themselves.
+// Encoder that returns the ids of Tokenizer::encode(), but many times faster with sentencepiece. If
+// the model has a WordRule, it encodes word by word and caches the ids of words, in memory
+// proportional to the ids. The other kinds of tokenizers cache words themselves.
 class WordEncoder {
  public:
   explicit WordEncoder(std::shared_ptr<const Tokenizer> tokenizer)

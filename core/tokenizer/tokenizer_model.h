@@ -104,7 +104,7 @@ class TokenizerModel {
   // BOS and EOS of the tokenizer's file, or -1.
   virtual int64_t bos_id() const = 0;
   virtual int64_t eos_id() const = 0;
-  // The special tokens that the file puts around a text.
+  // Return the special tokens that the file puts before and after a text.
   virtual std::vector<int64_t> before_text() const { return {}; }
   virtual std::vector<int64_t> after_text() const { return {}; }
 
@@ -121,7 +121,7 @@ std::unique_ptr<TokenizerModel> read_sentencepiece(std::string_view bytes, const
 // anything that is not understood. The library does not provide this.
 WordRule find_word_rule(std::string_view model);
 
-// Returns a tokenizer.json with which the tokenizers library gives the ids of read_sentencepiece(),
+// Returns a tokenizer.json that gives the tokenizers library the ids of read_sentencepiece(),
 // except that the text of a special token becomes that token. `bos` precedes each text unless it is
 // -1. Returns null unless find_word_rule() has a rule for the model and a space precedes a text.
 Json sentencepiece_as_json(std::string_view bytes, const std::string& where,
@@ -131,8 +131,8 @@ Json sentencepiece_as_json(std::string_view bytes, const std::string& where,
 // release 0.23, except for recently assigned code points (patterns.h, unicode.h). Ignores
 // truncation and padding. Throws UserError for a model other than BPE, dropout, prefixes and
 // suffixes of subwords, a stage of an unsupported type, and a merge or unknown token that is not in
-// the vocabulary. Added tokens that are not in the vocabulary get ids in order, whatever their
-// "id".
+// the vocabulary. Added tokens that are not in the vocabulary get the next ids in order; their
+// "id" is ignored.
 std::unique_ptr<TokenizerModel> read_tokenizer_json(const Json& json, const std::string& where,
                                                     const FolderTokens& tokens = {});
 

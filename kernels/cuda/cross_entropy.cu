@@ -1,5 +1,5 @@
-// cross_entropy.h on CUDA: one block per row. Log-sum-exp reads a row once. The loss reads it
-// twice, the second time from the L2 for common vocabularies, and replaces it by its gradient.
+// cross_entropy.h on CUDA: one block per row. Log-sum-exp reads a row once. The loss reads a row
+// twice (the second time from the L2 for common vocabularies) and overwrites it with its gradient.
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/cross_entropy.h"

@@ -1,4 +1,4 @@
-// Devices, streams and NCCL of LibTorch's CUDA libraries (ops/cuda_functions.h).
+// Functions for devices, streams and NCCL, by LibTorch's CUDA libraries (ops/cuda_functions.h).
 
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDACachingAllocator.h>

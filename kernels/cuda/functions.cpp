@@ -1,6 +1,6 @@
 // Registers the CUDA kernels with PyTorch's dispatcher (schemas in kernels/ops/operations.cpp) and
-// fills the table of ops/cuda_functions.h. Defines the operations that have kernels on CUDA only;
-// kernels/ops/operations.h defines the others.
+// fills the table of ops/cuda_functions.h. Defines the functions of operations whose only kernel
+// is on CUDA; kernels/ops/operations.h defines the others.
 
 #include <torch/library.h>
 

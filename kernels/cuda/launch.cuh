@@ -95,9 +95,9 @@ __device__ inline void store(T* to, const Pack<T, kCount>& pack) {
   *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
 }
 
+inline constexpr int kVector = 4;  // 16 bytes of f32, 8 of bf16
 // Returns true if rows of `width` elements at these pointers can be accessed in vectors of kCount
 // elements.
-inline constexpr int kVector = 4;  // 16 bytes of f32, 8 of bf16
 template <int kCount = kVector, typename... Pointers>
 bool fits_vectors(int64_t width, Pointers... pointers) {
   const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };

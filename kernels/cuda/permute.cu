@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
                     T* __restrict__ grad_rows, float* __restrict__ grad_weight) {
   const int64_t row = warp_of_grid();
   if (!is_used(row, shape, used)) {
-    return;  // the whole warp
+    return;  // warp-uniform
   }
   const int64_t token = token_of_row[row];
   const float factor = token < 0 ? 0.0F : weight[row];

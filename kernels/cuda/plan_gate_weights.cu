@@ -8,7 +8,6 @@ namespace moe::kernels {
 
 namespace {
 
-// Counter type of atomics.
 using Counter = unsigned long long;  // NOLINT(google-runtime-int): type of 64-bit atomicAdd
 
 __global__ void __launch_bounds__(kThreads) count_rows_kernel(PlanCountsArgs args) {
@@ -180,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) gate_weights_kernel(PlanGateWeightsA
       }
     });
     const int64_t source_rank = plan.source_rank[t];
-    if (source_rank < plan.ranks) {  // the whole warp
+    if (source_rank < plan.ranks) {  // warp-uniform
       const float share = token_weight(plan, args.options, args.chosen, source_rank);
       balance_factors(plan, args.chosen, source_rank, share, count);
       for_each_expert<kPerLane>([&](int i, int) { count[i] *= probability[i]; });
@@ -231,7 +230,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < plan.rows && plan.expert[row] < plan.experts) {
     const int64_t cell = plan.token[row] * plan.experts + plan.expert[row];
-    // Deterministic: at most two addends to 0.
+    // Deterministic: adds at most two numbers to 0.
     atomicAdd(args.scratch + cell, args.grad_weights[row] * row_share(plan, args.count, row));
   }
 }
@@ -243,7 +242,7 @@ __global__ void __launch_bounds__(kThreads)
   const int experts = static_cast<int>(plan.experts);
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
   if (t >= plan.tokens) {
-    return;  // the whole warp
+    return;  // warp-uniform
   }
   float weight[kPerLane], grad_gate[kPerLane], probability[kPerLane];
   load_experts(args.logits + t * experts, experts, -HUGE_VALF, probability);
@@ -263,7 +262,7 @@ __global__ void __launch_bounds__(kThreads)
   const float share = is_padding ? 0 : token_weight(plan, args.options, args.chosen, source_rank);
   float factor[kPerLane] = {};
   float mean = 0, grad_lse = 0;
-  if (!is_padding && args.grad_load_balance != nullptr) {  // the whole warp
+  if (!is_padding && args.grad_load_balance != nullptr) {  // warp-uniform
     balance_factors(plan, args.chosen, source_rank, share * *args.grad_load_balance, factor);
     float term[kPerLane];
     for_each_expert<kPerLane>([&](int i, int) { term[i] = factor[i] * probability[i]; });

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) logits_kernel(const T* x,           
   const int lane = threadIdx.x % kLanes;
   const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes) * kTokens;
   if (first >= tokens) {
-    return;  // the whole warp
+    return;  // warp-uniform
   }
   for (int tile = 0; tile < experts; tile += kTile) {
     float sum[kTokens][kTile] = {};

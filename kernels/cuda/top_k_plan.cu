@@ -26,9 +26,9 @@ struct Scratch {
   uint32_t *key, *value;              // [T * (k + 1)], requests of the parts, sorted
   uint32_t *other_key, *other_value;  // [T * (k + 1)], scratch of the sort
   uint32_t* group_values;             // [T * (k + 1)], values of the groups' requests, sorted
-  int32_t* served;                    // [T], rows of each token
-  int32_t *before_end, *end;          // [W], T - first token and end token of a rank; 0: no token
-  int32_t* listed;                    // number of requests in the lists
+  int32_t* num_rows;                  // [T], rows of each token
+  int32_t *begin_from_end, *end;      // [W], T - begin, and end, of a rank's tokens; 0: none
+  int32_t* list_size;                 // number of requests in the lists
   int32_t* missing;                   // [E * W * parts], tokens to rectify
   int32_t *list_start, *list_count;   // [E * W * parts, k + 1], requests of each segment
 };
@@ -38,7 +38,7 @@ struct Problem {
   TopKPlanShape shape;
   TopKPlanInput in;
   Scratch scratch;
-  int parts;  // of the tokens of each group
+  int parts;  // into which each group's tokens are divided
 };
 
 // Requests that are sorted together: choices first .. last - 1.
@@ -104,7 +104,7 @@ struct Range {
 };
 
 __device__ int64_t first_token(const Problem& p, int64_t rank) {
-  return p.shape.tokens - p.scratch.before_end[rank];
+  return p.shape.tokens - p.scratch.begin_from_end[rank];
 }
 
 // Returns the maximum number of tokens in a part of a rank.
@@ -126,14 +126,14 @@ __global__ void __launch_bounds__(kThreads) range_kernel(Problem p) {
   }
   const int rank = p.in.source_rank[t];  // few atomics: tokens of a rank are mostly contiguous
   if (t == 0 || p.in.source_rank[t - 1] != rank) {
-    atomicMax(p.scratch.before_end + rank, static_cast<int32_t>(p.shape.tokens - t));
+    atomicMax(p.scratch.begin_from_end + rank, static_cast<int32_t>(p.shape.tokens - t));
   }
   if (t + 1 == p.shape.tokens || p.in.source_rank[t + 1] != rank) {
     atomicMax(p.scratch.end + rank, static_cast<int32_t>(t + 1));
   }
 }
 
-// Returns the totals of all groups before that of the block, to all threads of the block. With
+// Returns the totals of all groups before `own.group` to all threads of the block. With
 // `missing`, `accepted` includes the tokens to rectify.
 __device__ Totals totals_before(const Problem& p, const int32_t* missing, const Part& own,
                                 int* part) {
@@ -235,7 +235,7 @@ __device__ void place_requests(const Problem& p, const Part& own, int* part) {
       const uint32_t value = scratch.value[first + i];
       scratch.group_values[start + slot] = value;
       if (slot < accepted) {
-        atomicAdd(scratch.served + value / p.shape.choices, 1);
+        atomicAdd(scratch.num_rows + value / p.shape.choices, 1);
       }
     }
     start += requests;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kSortThreads) order_kernel(Problem p) {
     const int count = count_requests(p, own.group, segment, tokens, part);
     if (threadIdx.x == 0) {
       const int64_t at = blockIdx.x * (p.shape.k + 1) + index;
-      start = atomicAdd(scratch.listed, count);
+      start = atomicAdd(scratch.list_size, count);
       scratch.list_start[at] = start;
       scratch.list_count[at] = count;
     }
@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(kSortThreads) place_kernel(Problem p) {
 __global__ void __launch_bounds__(kThreads) missing_kernel(Problem p) {
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (t < p.shape.tokens && p.in.source_rank[t] < p.shape.ranks &&
-      p.scratch.served[t] < p.shape.k) {
+      p.scratch.num_rows[t] < p.shape.k) {
     const int64_t rank = p.in.source_rank[t], group = p.in.local_choice[t] * p.shape.ranks + rank;
     const int64_t part = (t - first_token(p, rank)) / part_tokens(p, rank);
     atomicAdd(p.scratch.missing + group * p.parts + part, 1);
@@ -322,11 +322,11 @@ __device__ void write_rectified(const Problem& p, const TopKPlanRows& to, const 
   for (int64_t first = tokens.begin; first < tokens.end; first += kSortThreads) {
     const int64_t t = first + threadIdx.x;
     const bool is_rectified = t < tokens.end && p.in.source_rank[t] == rank &&
-                              p.in.local_choice[t] == expert && p.scratch.served[t] < shape.k;
+                              p.in.local_choice[t] == expert && p.scratch.num_rows[t] < shape.k;
     int total = 0;
     const int before = count_before(is_rectified, part, &total);
     if (is_rectified) {
-      write_row(to, row + before, t, expert, shape.k + 1, shape.k - p.scratch.served[t]);
+      write_row(to, row + before, t, expert, shape.k + 1, shape.k - p.scratch.num_rows[t]);
     }
     row += total;
   }
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(kSortThreads) write_kernel(Problem p, TopKPlan
   }
 }
 
-// Divides the scratch into arrays. served .. missing must be zero before the kernels run.
+// Divides the scratch into arrays. num_rows .. missing must be zero before the kernels run.
 Scratch partition_scratch(int32_t* scratch, const TopKPlanShape& shape) {
   const int64_t max_requests = shape.tokens * (shape.k + 1), ranks = shape.ranks;
   const int64_t blocks = shape.experts * ranks * top_k_plan_parts(shape);
@@ -378,10 +378,10 @@ Scratch partition_scratch(int32_t* scratch, const TopKPlanShape& shape) {
   pieces.other_key = take_list();
   pieces.other_value = take_list();
   pieces.group_values = take_list();
-  pieces.served = take(shape.tokens);
-  pieces.before_end = take(ranks);
+  pieces.num_rows = take(shape.tokens);
+  pieces.begin_from_end = take(ranks);
   pieces.end = take(ranks);
-  pieces.listed = take(1);
+  pieces.list_size = take(1);
   pieces.missing = take(blocks);
   pieces.list_start = take(blocks * (shape.k + 1));
   pieces.list_count = take(blocks * (shape.k + 1));
@@ -396,8 +396,8 @@ void top_k_plan_cuda(const TopKPlanArgs& args, void* stream) {
   const int parts = static_cast<int>(top_k_plan_parts(shape));
   const Problem problem{shape, args.in, partition_scratch(args.scratch, shape), parts};
   const Scratch& scratch = problem.scratch;
-  const int64_t zeros = scratch.list_start - scratch.served;
-  set_bytes(scratch.served, 0, zeros, stream);
+  const int64_t zeros = scratch.list_start - scratch.num_rows;
+  set_bytes(scratch.num_rows, 0, zeros, stream);
   launch(range_kernel, per_token, kThreads, stream, problem);
   launch(order_kernel, groups * parts, kSortThreads, stream, problem);
   if (parts > 1) {

@@ -16,14 +16,14 @@
 //             share a section with others.
 //   footer    a sentence about the page; default none
 //
-// An AXIS is {label}: whole numbers, {label, names}: places 0, 1, .. with a name each, or {label,
-// ranges: [[first, last]]}: columns of a heat map over whole numbers. All panels whose axes have
-// the same label show the point that is selected by mouse, finger or arrow keys.
+// An AXIS is {label} (whole numbers), {label, names} (positions 0, 1, .. with a name each) or
+// {label, ranges: [[first, last]]} (columns of a heat map over whole numbers). All panels whose
+// axes have the same label show the point that is selected by mouse, finger or arrow keys.
 //
 // A PANEL is one of, by its "kind":
 //   lines     title, series; subtitle; is_wide: uses the whole row; rule: {name, value}, a dashed
 //             horizontal line; y: {from_zero, log}: a button switches to a log scale if log is
-//             present and all values are positive; log: true begins with it; start: {name, x}:
+//             present and all values are positive (true: initially on); start: {name, x}:
 //             points before x are hidden until a button called name is pressed (if at least two
 //             points remain). A series is {name, x: [whole numbers], y: [..]} and may have low,
 //             high: [..] (an interval around each y: a bar on an axis of names, else a band),
