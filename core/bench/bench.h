@@ -22,7 +22,7 @@ namespace moe::bench {
 
 struct LayerSettings {
   std::vector<std::string> routers = {"top1", "top1+ir+fr"};
-  std::string cf;  // capacity factor of all routers; empty: their own
+  std::string cf;  // capacity factor of all routers; empty: as in `routers`
   int64_t tokens = 4096, width = 1024, inner = 2816, experts = 8;  // T, D, F, E
   std::optional<int64_t> ep_ranks;                                 // W; default E
   double skew = 0;  // adds -skew * j to the logits of expert j, so that loads differ
@@ -66,9 +66,9 @@ struct EvalSettings {
   bool parts = false;  // also time the parts of the model (timing.h)
 };
 
-// Times the scoring of tokenized requests, as in `moe eval`. Synthetic requests are random
-// tokens, four choices each: "letters" scores one token after 48 to 512 (as MMLU), "spans" 2 to 64
-// after 16 to 256 (as HellaSwag). The roof is the products of the forward passes by at::mm.
+// Times the scoring of tokenized requests, as in `moe eval`. Synthetic requests are random tokens
+// with four choices: "letters" scores 1 token after a context of 48-512 (like MMLU), "spans" scores
+// 2-64 after 16-256 (like HellaSwag). The roof is the products of the forward passes by at::mm.
 OrderedJson bench_eval(const EvalSettings& settings, c10::Device device);
 
 struct GenerateSettings {
@@ -96,7 +96,7 @@ OrderedJson bench_load(const LoadSettings& settings);
 
 struct UpcycleSettings {
   std::filesystem::path dense;
-  model::UpcycleSettings upcycle;  // its folder is created and removed again
+  model::UpcycleSettings upcycle;  // `out` is created, then removed
   int64_t repeats = 3;
 };
 
@@ -105,7 +105,7 @@ struct UpcycleSettings {
 OrderedJson bench_upcycle(const UpcycleSettings& settings);
 
 struct CommSettings {
-  uint64_t max_bytes = uint64_t{64} << 20;  // of one rank's tensor; sizes grow eightfold from 64
+  uint64_t max_bytes = uint64_t{64} << 20;  // of one rank's tensor; sizes are 64, 512, 4096, ...
   int64_t repeats = 7;
   distributed::RankSettings ranks;  // on_cuda is set by bench_comm()
 };

@@ -33,18 +33,18 @@ int64_t draw_length(Random& random, double mean, int64_t min, int64_t max) {
   return std::clamp(length, std::min(min, max), max);
 }
 
-// Draws `count` questions (bench.h), whose requests are shortened to fit a small window.
+// Draws `count` questions (bench.h). Shortens their requests to fit the window of the model.
 RequestSet synthetic_set(const std::string& name, const model::ModelConfig& config, int64_t count) {
-  const bool spans = name == "spans";
+  const bool is_spans = name == "spans";
   const int64_t half = std::max<int64_t>(1, config.max_position_embeddings / 2);
   Random random(0, name);
   RequestSet set{name, count, {}};
   for (int64_t question = 0; question < count; ++question) {
     const int64_t length =
-        spans ? draw_length(random, 4.2, 16, 256) : draw_length(random, 5.0, 48, 512);
+        is_spans ? draw_length(random, 4.2, 16, 256) : draw_length(random, 5.0, 48, 512);
     const auto context = random_tokens(random, std::min(length, half), config.vocab_size);
     for (int choice = 0; choice < 4; ++choice) {
-      const int64_t scored = spans ? std::min(draw_length(random, 2.6, 2, 64), half) : 1;
+      const int64_t scored = is_spans ? std::min(draw_length(random, 2.6, 2, 64), half) : 1;
       eval::Request request{context, scored, false};
       const auto choice_tokens = random_tokens(random, scored, config.vocab_size);
       request.tokens.insert(request.tokens.end(), choice_tokens.begin(), choice_tokens.end());

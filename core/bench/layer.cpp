@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// Returns a leaf of the autograd graph that shares the values.
+// Returns a leaf of the autograd graph with the memory of `values`.
 Tensor leaf(const Tensor& values) { return values.detach().requires_grad_(true); }
 
 class LayerBench {

@@ -1,5 +1,5 @@
 #pragma once
-// Clocks, repeated timings, process statistics, and the roof of a model: its products by at::mm.
+// Clocks, repeated timings, process statistics, and roofs: times of matrix products by at::mm.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -25,7 +25,7 @@ double clock_s(c10::Device device = c10::kCPU);
 struct Timing {
   double median_s = 0, best_s = 0, worst_s = 0;
 
-  // Returns the time of `count` such calls.
+  // Returns the timing multiplied by `count`.
   Timing scaled(double count) const { return {count * median_s, count * best_s, count * worst_s}; }
 };
 
@@ -77,7 +77,7 @@ std::vector<Product> forward_products(const model::ModelConfig& config, const Fo
 // Returns the operations of causal attention, forward and backward, in sequences of `length`.
 double attention_flop(const model::ModelConfig& config, int64_t tokens, int64_t length);
 
-// The product of a forward pass and the two of its backward pass: dx = dy * w, dw = dy^T * x.
+// Product of a forward pass, and the two of its backward pass: dx = dy * w and dw = dy^T * x.
 enum class ProductForm { kForward, kInputGradient, kWeightGradient };
 inline constexpr std::array kProductForms = {ProductForm::kForward, ProductForm::kInputGradient,
                                              ProductForm::kWeightGradient};
@@ -100,8 +100,8 @@ struct Roof {
 Roof time_roof(const std::vector<Product>& products, bool backward, int64_t repeats,
                const at::TensorOptions& options);
 
-// Returns the config.json of the dense parent of a synthetic mixture, which has 8 experts in every
-// layer: S has 35 M parameters, M 176 M.
+// Returns the config.json of the dense parent of a synthetic model. The model is a mixture with 8
+// experts in every layer. S has 35 M parameters, M has 176 M.
 OrderedJson synthetic_config(const std::string& name);
 inline bool is_synthetic(const std::string& name) { return name == "S" || name == "M"; }
 

@@ -164,14 +164,14 @@ Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> repli
                       replicas.value_or(processes / std::gcd(processes, logical_ranks)),
                       logical_ranks, experts};
   USER_ERROR_IF(layout.replicas < 1 || processes % layout.replicas != 0,
-                "--replicas {} does not divide the {} processes; give a divisor of it",
-                layout.replicas, processes);
+                "--replicas {} does not divide the {} processes; give a divisor", layout.replicas,
+                processes);
   USER_ERROR_IF(logical_ranks % layout.group() != 0,
                 "{} processes share the experts of a replica, and do not divide --ep-ranks {}; "
                 "give other --ep-ranks, or more --replicas",
                 layout.group(), logical_ranks);
   USER_ERROR_IF(experts % logical_ranks != 0,
-                "--ep-ranks {} does not divide the {} experts; give a divisor of it", logical_ranks,
+                "--ep-ranks {} does not divide the {} experts; give a divisor", logical_ranks,
                 experts);
   return layout;
 }

@@ -98,8 +98,8 @@ std::vector<std::string> gather_texts(Comm& comm, const std::string& text);
 // Sums `values` over all ranks. Lengths must be equal.
 std::vector<double> sum_numbers(Comm& comm, const std::vector<double>& values);
 
-// Runs `body`, which must not use a Comm, on every rank as a long operation. Throws on all ranks if
-// one does: UserError, else Interrupted, else a std::runtime_error that names the (lowest) rank.
+// Runs `body`, which must not use a Comm, on every rank as a long operation. If it throws on any
+// rank, all ranks throw UserError, else Interrupted, else std::runtime_error of the lowest rank.
 void on_all_ranks(Comm* ranks, const std::function<void()>& body);
 
 // Returns true if `statement` is true on any rank.
@@ -119,7 +119,7 @@ std::optional<std::string> check_memory(Comm* ranks, MemoryNeed need, bool force
 // Layout of a run: P processes = R replicas x G processes of an expert-parallel group, which hold
 // each expert once, share the W logical ranks, and divide the rows of a micro-batch into contiguous
 // blocks. Process p is rank p % G of the group of replica p / G. Replica r computes micro-batches
-// r, r + R, ... of a step. Results depend on W alone for equal tokens (core/route/README.md).
+// r, r + R, ... of a step. For equal tokens, results depend only on W (core/route/README.md).
 struct Layout {
   int64_t processes = 1, rank = 0, replicas = 1;
   int64_t logical_ranks = 1, experts = 1;  // W, E; 1 and 1 for a dense model
@@ -144,7 +144,7 @@ Layout make_layout(int64_t processes, int64_t rank, std::optional<int64_t> repli
 // Returns "4 processes = 2 replicas x 2 in an expert-parallel group; 8 logical ranks, ...".
 std::string describe(const Layout& layout);
 
-// Range of `count` elements that one rank of `comm` holds. The last ranges may be shorter or empty.
+// Range of the `count` elements that a rank of `comm` holds. The last ones may be shorter or empty.
 struct Part {
   Part(int64_t count, const Comm& comm);
   int64_t size() const { return end - begin; }

@@ -222,8 +222,8 @@ class Launcher {
   bool was_killed_ = false;            // this process has killed the remaining ranks
 };
 
-// Ends the process without destructors, which may wait for ranks that have exited. The launcher of
-// --ranks prints the message; under others rank 0, or rank 1 if rank 0 failed without a report.
+// Ends the process without destructors, which may wait for ranks that have exited. The message is
+// printed by the launcher of --ranks, else by rank 0, or rank 1 if rank 0 failed without a report.
 [[noreturn]] void end_process(const Environment& environment, Store store, const ExitReason& own) {
   static std::atomic_flag is_ending;
   while (is_ending.test_and_set()) {
@@ -280,7 +280,7 @@ void run_as_rank(const Environment& environment, Seconds timeout, at::Device dev
   }
   const Member own = this_member(local_address(environment.store_host, environment.store_port));
   const Descriptor inherited(environment.inherited_store);
-  fcntl(inherited.get(), F_SETFD, FD_CLOEXEC);  // not for programs that this process starts
+  fcntl(inherited.get(), F_SETFD, FD_CLOEXEC);  // not inherited by child programs
   const auto open_tcp = environment.serves_store() ? serve_store : connect_store;
   Store store = inherited.is_open() ? open_inherited_store(inherited, timeout)
                                     : open_tcp(environment.store_host, environment.store_port,
@@ -327,7 +327,7 @@ int64_t rank_gpu(int64_t local_rank, int64_t num_visible, bool is_assigned) {
   const int64_t gpu = is_assigned && num_visible == 1 ? 0 : local_rank;
   USER_ERROR_IF(gpu >= num_visible,
                 "--device cuda: rank {} of this host has no GPU of its own ({} visible); start at "
-                "most one rank a GPU, or let the launcher show each rank one "
+                "most one rank per GPU, or let the launcher show each rank one "
                 "(CUDA_VISIBLE_DEVICES), or use --device cpu",
                 local_rank, num_visible);
   return gpu;

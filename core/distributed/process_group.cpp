@@ -1,5 +1,5 @@
-// This file calls no function of Gloo, because its headers (libgloo-dev) are of another version
-// than the Gloo in LibTorch.
+// This file calls no function of Gloo, because the headers (libgloo-dev) and the Gloo in LibTorch
+// have different versions.
 
 #define USE_C10D_GLOO
 #include "core/distributed/process_group.h"
@@ -25,7 +25,7 @@ using BackendPointer = c10::intrusive_ptr<c10d::Backend>;
 
 constexpr std::chrono::microseconds kPoll{20};
 constexpr double kNever = 1e9;  // seconds since the last long operation if there was none
-constexpr std::chrono::milliseconds kCheckInterval{250};  // for a verdict, while waiting
+constexpr std::chrono::milliseconds kCheckInterval{250};  // between two checks for a verdict
 // Timeout of Gloo after it has connected. ProcessGroup limits waits instead, because it excludes
 // long operations and time in which the process was stopped.
 constexpr std::chrono::hours kUnlimited{24 * 365};

@@ -7,9 +7,9 @@
 // progress.
 //   question/N  Written by a rank that has waited too long in a collective or lost a connection.
 //               Every rank answers with its position: step, layer, collective (answer/N/R).
-//   verdict     Reason for the end of the run (rendezvous.h), from the answers, a failing rank or
-//               the launcher. The next collective of every rank throws it. It names a rank that
-//               does not answer, or is neither in the collective nor in a long operation (comm.h).
+//   verdict     Reason for the end of the run (rendezvous.h), written by a failing rank, by the
+//               launcher, or from the answers (a rank that does not answer, or is neither in the
+//               collective nor in a long operation). The next collective of every rank throws it.
 
 #include <condition_variable>
 #include <list>
@@ -26,7 +26,7 @@ class ProcessGroup {
   static constexpr Seconds kHardDeadline{10};
 
   // `store_rank`: the rank that serves the store; -1: the launcher does. Calls on_deadline if the
-  // object still exists kHardDeadline after a verdict, as with a stuck GPU kernel.
+  // object still exists kHardDeadline after a verdict, for example if a GPU kernel is stuck.
   ProcessGroup(Store its_store, int64_t its_rank, std::vector<Member> its_members,
                Seconds its_timeout, int64_t store_rank = -1,
                std::function<void(ExitReason)> on_deadline = nullptr);

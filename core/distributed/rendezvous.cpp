@@ -113,7 +113,7 @@ Environment read_environment(const GetVariable& get) {
   const auto number = [&](const char* name, int64_t min, int64_t max) {
     int64_t parsed = 0;
     USER_ERROR_IF(has(name) && (!set_value(&parsed, text(name)) || parsed < min || parsed > max),
-                  "the environment says {}='{}', which is no whole number from {} to {}", name,
+                  "the environment says {}='{}', which is not a whole number from {} to {}", name,
                   text(name), min, max);
     return has(name) ? std::optional(parsed) : std::nullopt;
   };
@@ -156,8 +156,8 @@ Environment read_environment(const GetVariable& get) {
       number(names.local_size, 1, kMaxRanks) == (launcher == &kSlurm ? 1 : environment.size);
   const std::string host = text("MASTER_ADDR");
   USER_ERROR_IF(host.empty() && !is_one_host,
-                "{} started {} processes, and its variables do not say that all are on one host; "
-                "set MASTER_ADDR to the name or address of rank 0's host",
+                "{} started {} processes, which may be on several hosts; set MASTER_ADDR to the "
+                "name or address of rank 0's host",
                 environment.launcher, environment.size);
   environment.store_host = host.empty() ? environment.store_host : host;
   const std::string served = text("TORCHELASTIC_USE_AGENT_STORE");
@@ -203,7 +203,7 @@ auto Store::within_limit(Work work) const {
   } catch (const std::exception& error) {  // c10d's message has a stack trace
     const auto* system = dynamic_cast<const std::system_error*>(&error);
     if (system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
-      return work();  // no thread can be started: without a limit
+      return work();  // no thread can be started: runs without a limit
     }
     throw std::runtime_error("the store of the run does not answer");
   }
@@ -351,7 +351,7 @@ void claim_rank(Store& store, int64_t rank, const Member& own) {
       fmt::format("{}\n{}\n{}\n{}", own.host, own.address, own.machine, own.pid);
   USER_ERROR_IF(store.set_once(member_key(rank), record) != record,
                 "another process is rank {} of a run with the same MASTER_ADDR and MASTER_PORT; "
-                "give each run a port of its own",
+                "give each run its own port",
                 rank);
 }
 

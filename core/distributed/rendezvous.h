@@ -1,8 +1,8 @@
 #pragma once
-// Rendezvous of the ranks of a run: the environment variables of a launcher, the key-value store
-// that the ranks share, and the records in it (a member when a rank joins, an exit when it ends,
-// one verdict of the run), which are not trusted (threat_model.md). Does not include c10d's
-// headers, which compile slowly.
+// Rendezvous of the ranks of a run: environment variables of launchers, the key-value store that
+// the ranks share, and its records: a Member and an exit per rank, and one verdict of the run.
+// Records are not trusted (threat_model.md). Does not include the headers of c10d, which compile
+// slowly.
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -70,8 +70,8 @@ class WaitClock {
   Seconds waited_{0};
 };
 
-// Runs `work` in a thread and returns its result, unless `poll`, called every 20 ms until then,
-// throws. The thread and those that it starts block SIGPIPE: other processes may have exited.
+// Runs `work` in a thread and returns its result. Calls `poll` every 20 ms meanwhile; an exception
+// of `poll` ends the wait. The thread and its children block SIGPIPE: other processes may exit.
 template <typename Work, typename Poll>
 auto run_in_thread(Work work, Poll poll) {
   const auto task = std::make_shared<std::packaged_task<decltype(work())()>>(std::move(work));
@@ -113,7 +113,7 @@ class Store {
 // Throws UserError if the inherited `file` is not a memory file of this user.
 Store open_inherited_store(const Descriptor& file, Seconds timeout);
 // Serves a TCP store at the address `host` only, or behind NAT at the local address that routes to
-// it. Keys begin with `prefix`. Throws UserError if neither works or the port is taken.
+// `host`. Keys begin with `prefix`. Throws UserError if neither works or the port is taken.
 Store serve_store(const std::string& host, uint16_t port, const std::string& prefix,
                   Seconds timeout);
 // Connects to a TCP store. Throws UserError if there is no answer within `timeout`.
@@ -143,7 +143,7 @@ void claim_rank(Store& store, int64_t rank, const Member& own);
 // a rank fails or does not join within `timeout`.
 std::vector<Member> join(Store& store, int64_t size, Seconds timeout);
 
-// Reason for the end of a rank; as a verdict, for the end of the run.
+// Reason why a rank ended or, as a verdict, why the run ended.
 struct ExitReason {
   int64_t rank = -1;  // as a verdict: the rank that failed; -1: unknown
   int exit_code = kFailed;
@@ -158,7 +158,7 @@ class RankFailed : public std::runtime_error {
   ExitReason reason;
 };
 
-// Returns the reason with which this rank ends: that of the exception being handled, if any.
+// Returns the exception being handled as the reason for the end of `rank`.
 ExitReason describe_exception(int64_t rank);
 // Throws UserError, Interrupted or RankFailed.
 [[noreturn]] void throw_reason(const ExitReason& reason);
@@ -169,7 +169,7 @@ std::optional<ExitReason> read_verdict(Store& store);
 // Records the exit of this rank, with the reason if it failed.
 void write_exit(Store& store, int64_t rank, const std::optional<ExitReason>& failure);
 std::optional<ExitReason> read_failure(Store& store, int64_t rank);
-// Blocks until every rank except `except` has recorded its exit, at most `limit`.
+// Blocks until every rank except `except` has recorded its exit, for at most `limit`.
 void wait_for_exits(Store& store, int64_t size, int64_t except, Seconds limit);
 
 }  // namespace moe::distributed

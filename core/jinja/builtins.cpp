@@ -34,7 +34,7 @@ Value as_view(Values items) { return {std::move(items), Sequence::Kind::kView}; 
 
 enum class Case { kUpper, kLower, kTitle };
 
-// Changes the case of a character. Refuses those that become several or depend on their neighbours.
+// Changes the case of a character. Refuses mappings to several characters or by context.
 Char change_case(const Char& one, Case wanted) {
   static constexpr std::u32string_view kSpecial =
       U"\u00DF\u0130\u0149\u01F0\u0390\u03A3\u03B0\u0587";
@@ -50,7 +50,7 @@ Char change_case(const Char& one, Case wanted) {
   return {static_cast<char32_t>(changed), one.source, one.is_generated};
 }
 
-// Converts `text` to the case `rest`, and to `first` at its beginning and after `ends_word`.
+// Converts the first character and those after ends_word() to case `first`, others to `rest`.
 Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32_t) = nullptr) {
   Text result;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -62,7 +62,7 @@ Text with_case(const Text& text, Case first, Case rest, bool (*ends_word)(char32
 Text upper(C c) { return with_case(to_text(c.self), Case::kUpper, Case::kUpper); }
 Text lower(C c) { return with_case(to_text(c.self), Case::kLower, Case::kLower); }
 Text capitalize(C c) { return with_case(to_text(c.self), Case::kTitle, Case::kLower); }
-// The method: a word begins after any character that is no cased letter.
+// str.title(): a word begins after any character that is not a cased letter.
 Text title(C c) {
   return with_case(c.text(), Case::kTitle, Case::kLower, [](char32_t before) {
     const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(before));
@@ -70,7 +70,7 @@ Text title(C c) {
            category != UTF8PROC_CATEGORY_LT;
   });
 }
-// The filter: a word begins after white space and any of -({[<.
+// The filter `title`: a word begins after white space and any of -({[<.
 Text title_of_words(C c) {
   return with_case(to_text(c.self), Case::kUpper, Case::kLower, [](char32_t before) {
     return is_space(before) || std::u32string_view(U"-({[<").find(before) != kNowhere;
@@ -301,7 +301,7 @@ Value read_number(In value, In fallback) {
 Value tojson(C c) {
   JsonStyle style;
   refuse_if(is_true(c[0]) || c[1].text() != nullptr,
-            "tojson with ensure_ascii, or indented by a text,");
+            "tojson with ensure_ascii, or indented by a string,");
   if (!c[1].is_none()) {
     style.indent = std::clamp<int64_t>(c[1].integer("indent"), 0, 100);
     style.item_separator = Text(",");

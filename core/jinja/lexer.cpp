@@ -82,7 +82,7 @@ class Lexer {
     lex_tag(inside, kind == '{' ? "}}" : "%}");
   }
 
-  // Adds the data before the tag at `open`, stripped as the tag's sign and lstrip_blocks require.
+  // Adds the data before the tag at `open`. Strips it by the sign of the tag and lstrip_blocks.
   void add_data(size_t begin, size_t open, bool is_variable) {
     std::string data = source_.substr(begin, open - begin);
     if (byte(open + 2) == '-') {
@@ -99,7 +99,7 @@ class Lexer {
     }
   }
 
-  // If `close` is at `at`, moves behind it and the white space that it strips. Else returns false.
+  // Returns true if `close` is at `at`, and moves past it and the white space that it strips.
   bool finish_tag(size_t at, std::string_view close) {
     const bool is_block = close != "}}";
     const bool strips = byte(at) == '-', keeps = byte(at) == '+' && is_block;
@@ -112,7 +112,7 @@ class Lexer {
     return true;
   }
 
-  // Reads {% raw %} ... {% endraw %}; `at` is behind the first {%. Returns false for other tags.
+  // Reads {% raw %} ... {% endraw %}; `at` is after the first {%. Returns false for other tags.
   bool lex_raw(size_t at) {
     const size_t word = skip_space(at), close = skip_space(word + 3);
     if (!has("raw", word) || !(has("%}", close) || has("-%}", close))) {
@@ -134,7 +134,7 @@ class Lexer {
     static constexpr std::string_view kOperators = "([{)]}+-/*%~<>=.:|,";
     int depth = 0;  // of open brackets
     for (size_t begin = at; depth != 0 || !finish_tag(at, close); begin = at) {
-      reject_if(at >= source_.size(), at, fmt::format("a tag without its {}", close));
+      reject_if(at >= source_.size(), at, fmt::format("a tag without {}", close));
       if (at = skip_space(at); at > begin) {
         continue;
       }
@@ -167,7 +167,7 @@ class Lexer {
     const bool is_float = end > integer_end;
     reject_if(is_name_byte(byte(end)) || text.find_last_of("0123456789") + 1 != text.size() ||
                   (!is_float && (text.size() > 18 || (text.size() > 1 && text[0] == '0'))),
-              begin, "such a number is not supported");
+              begin, "unsupported form of a number");
     add(is_float ? Type::kFloat : Type::kInteger, text, begin);
     return end;
   }
@@ -179,10 +179,10 @@ class Lexer {
     for (; at < source_.size() && source_[at] != source_[begin]; ++at) {
       const bool escapes = source_[at] == '\\';
       const size_t letter = escapes ? kLetters.find(byte(++at)) : 0;
-      reject_if(letter == kNowhere, at - 1, "such an escape of a string is not supported");
+      reject_if(letter == kNowhere, at - 1, "unsupported escape sequence in a string");
       text += escapes ? kBytes[letter] : source_[at];
     }
-    reject_if(at >= source_.size(), begin, "a string without its end");
+    reject_if(at >= source_.size(), begin, "a string without closing quote");
     add(Type::kString, text, begin);
     return at + 1;
   }

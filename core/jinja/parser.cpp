@@ -509,7 +509,7 @@ class Parser {
     const NodePtr test = parse_call(at, node, expect_builtin("?"), Node::Form::kOther, true);
     return wanted ? test : apply(at, {test}, [](V v) { return !is_true(v[0]); });
   }
-  // Parses arguments and returns a call of `function`. `takes_operand` allows one without ().
+  // Parses arguments and returns a call of `function`. `takes_operand`: one argument may omit ().
   template <typename Function>
   NodePtr parse_call(size_t at, NodePtr operand, Function function,
                      Node::Form form = Node::Form::kOther, bool takes_operand = false) {

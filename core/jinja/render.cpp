@@ -69,7 +69,7 @@ Value Renderer::look_up(const std::string& name) const {
   bool is_hidden = false;
   for (const Scope* at = scope.get(); at != nullptr; at = at->parent.get()) {
     if (const auto found = at->names.find(name); found != at->names.end()) {
-      refuse_if(is_hidden, "reading '{}' before the block around it sets it", name);
+      refuse_if(is_hidden, "reading '{}' before the enclosing block sets it", name);
       return found->second;
     }
     // In jinja2 an inner block sees the enclosing block's variable before it is assigned.
@@ -156,7 +156,7 @@ void Renderer::run_loop(const Loop& loop, const ScopePtr& parent, In iterable, i
                           {"revindex0", count - i - 1}};
     scope->names["loop"] = object;
   };
-  bool has_completed = false;  // an iteration
+  bool has_completed = false;  // true once an iteration has reached its end
   for (size_t i = 0; i < count; ++i) {
     if (!has_loop && is_skipped(items[i])) {
       continue;

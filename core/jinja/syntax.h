@@ -25,11 +25,11 @@ using Nodes = std::vector<NodePtr>;
 struct Node {
   enum class Form { kOther, kCall, kOutput };
   size_t at = 0;   // offset in the source
-  Nodes children;  // may be null
+  Nodes children;  // elements may be null
   std::function<Value(Renderer& renderer, const Nodes& children)> body;
-  int depth = 1;  // of the tree below
+  int depth = 1;  // levels of the subtree
   Form form = Form::kOther;
-  // Of a block with its own scope: the names in it, and those assigned before they are read.
+  // Set for a block with a scope: names that occur, and names assigned before they are read.
   std::set<std::string> names = {}, set_first = {};
 };
 
@@ -38,8 +38,8 @@ struct Syntax {
   NodePtr root;
 };
 
-// Parses `source`. Throws Unsupported, opening with `name`, line and column, for a template that is
-// invalid or uses unsupported features. `trims`: trim_blocks, lstrip_blocks, no final line feed.
+// Parses `source`. `trims`: trim_blocks, lstrip_blocks, no final line feed. Throws Unsupported that
+// begins with `name`, line and column if the template is invalid or uses unsupported features.
 Syntax parse(std::string_view source, const std::string& name, bool trims);
 std::vector<Token> lex(const std::string& source, const std::string& name, bool trims);
 
@@ -65,7 +65,7 @@ struct Macro {
 // The variables of a block. Macros and loops keep the scope in which they were defined.
 struct Scope {
   std::shared_ptr<Scope> parent;
-  const std::set<std::string>* set_first = nullptr;  // of its block
+  const std::set<std::string>* set_first = nullptr;  // Node::set_first of the block
   std::map<std::string, Value> names = {};
 };
 using ScopePtr = std::shared_ptr<Scope>;

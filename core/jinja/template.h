@@ -2,7 +2,7 @@
 // Chat templates and prompts of tasks in the jinja2 language, as rendered by transformers: an
 // immutable sandbox with loop controls, raise_exception(), strftime_now(), its own tojson and
 // {% generation %}. Output equals jinja2's (tests/interop/jinja_parity.py); unsupported features
-// are refused: imports, HTML escaping, changes of lists and dicts, and others.
+// are refused: imports, HTML escaping, mutation of lists and dicts, and others.
 
 #include <functional>
 #include <memory>
@@ -21,7 +21,7 @@ class Unsupported : public UserError {
   using UserError::UserError;
 };
 
-// Consecutive bytes of one source. It begins where the previous run ends.
+// Consecutive bytes with one Char::source, beginning at the end of the previous run.
 struct Run {
   size_t end = 0;
   int32_t source = 0;
@@ -39,21 +39,21 @@ struct RenderSettings {
   int64_t max_steps = 10'000'000;  // nodes evaluated
 };
 
-// kChat: transformers' environment, with trim_blocks and lstrip_blocks. kTask: that of
+// kChat: environment of transformers, with trim_blocks and lstrip_blocks. kTask: environment of
 // lm-evaluation-harness, with StrictUndefined and keep_trailing_newline.
 enum class Dialect { kChat, kTask };
 
 class Template {
  public:
-  // Parses the template. Throws Unsupported, opening with `name`, line and column.
+  // Parses the template. Throws Unsupported that begins with `name`, line and column.
   Template(std::string_view source, std::string name, Dialect dialect = Dialect::kChat);
 
   // Renders with the variables of `context`. Strings of `context` keep their source; text of the
-  // template has source 0. Throws UserError for raise_exception() and other exceptions of Python,
-  // and Unsupported for unsupported features.
+  // template has source 0. Throws UserError for raise_exception() and where Python raises an
+  // exception, and Unsupported for unsupported features.
   Rendered render(const Dict& context, const RenderSettings& settings = {}) const;
-  // Returns the text, or without `as_text` the value of a template that is a single
-  // {{ expression }}.
+  // Returns the text, or the value if the template is a single {{ expression }} and `as_text` is
+  // false.
   Value evaluate(const Dict& context, const RenderSettings& settings = {},
                  bool as_text = false) const;
 

@@ -32,7 +32,7 @@ std::string number_text(In value) {
   if (!value.is<double>()) {
     return value.is<bool>() ? (is_true(value) ? "True" : "False") : std::to_string(value.integer());
   }
-  const std::string text = fmt::format("{}", value.number());  // shortest that reads back as equal
+  const std::string text = fmt::format("{}", value.number());  // shortest that round-trips
   return text.find_first_of(".en") == kNowhere ? text + ".0" : text;
 }
 
@@ -100,7 +100,7 @@ void append_value(Text& out, In value, const JsonStyle* json, int depth) {
     put(is_json ? "null" : value.is_none() ? "None" : "Undefined");
   } else if (const Dict* dict = value.dict()) {
     put_items(dict->items, "{", "}", [&](const auto& item) {
-      refuse_if(is_json && item.first.text() == nullptr, "tojson of a key that is no string");
+      refuse_if(is_json && item.first.text() == nullptr, "tojson of a key that is not a string");
       append_value(out, item.first, json, depth + 1);
       out.append(style.key_separator);
       append_value(out, item.second, json, depth + 1);
@@ -270,7 +270,7 @@ Value make_value(const OrderedJson& json, int32_t source) {
     return dict;
   }
   USER_ERROR_IF(json.is_number_unsigned() && json.get<uint64_t>() > uint64_t{INT64_MAX},
-                "{} is beyond 64 bits; templates take no such number", json.dump());
+                "{} exceeds the 64-bit integers of templates", json.dump());
   return json.is_string()           ? Text(json.get<std::string>(), source)
          : json.is_boolean()        ? Value(json.get<bool>())
          : json.is_number_integer() ? Value(json.get<int64_t>())

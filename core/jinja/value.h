@@ -23,7 +23,7 @@ namespace moe::jinja {
 // Error of rendering. Template::render() converts it to a UserError with line and column.
 struct Fault {
   std::string message;
-  bool is_unsupported = false;  // not an error in jinja2
+  bool is_unsupported = false;  // jinja2 supports it, this renderer does not
 };
 
 template <typename... Args>
@@ -57,7 +57,7 @@ struct Char {
 
 struct Text {
   std::vector<Char> chars;
-  bool is_safe = false;  // made by the filter `safe`
+  bool is_safe = false;  // result of the filter `safe`
 
   Text() = default;
   explicit Text(std::vector<Char> given) : chars(std::move(given)) {}
@@ -87,7 +87,7 @@ struct Undefined {
 };
 struct None {};
 
-// Levels of nested values and their total number of items. A shared value counts each time.
+// Nesting depth of a value and its total number of items. A shared value counts at each use.
 struct Extent {
   int depth = 1;
   size_t items = 0;
@@ -155,7 +155,7 @@ class Value {
   double number(std::string_view what = "the value") const;
   const Text& string(std::string_view what = "the value") const;
   const Value& defined(bool is_strict = true) const;      // throws Fault if undefined
-  const Value& usable() const { return defined(false); }  // throws Fault if strictly undefined
+  const Value& usable() const { return defined(false); }  // throws Fault if Undefined::is_strict
 
  private:
   template <typename Pointer>
@@ -172,7 +172,7 @@ struct Arguments {
   Values positional;
   std::vector<std::pair<std::string, Value>> named;
 
-  // Returns the argument of each parameter, or null. Throws Fault for other arguments.
+  // Returns the argument of each parameter, null if missing. Throws Fault for extra arguments.
   std::vector<const Value*> bind(const Names& parameters) const;
 };
 

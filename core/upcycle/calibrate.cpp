@@ -131,7 +131,7 @@ Calibration calibrate(const io::Checkpoint& parent, const std::filesystem::path&
   if (is_auto) {
     result.gate_scale = compute_gate_scale(measure);
     result.report["words"] = fmt::format(
-        "the weights of a token sum to {:.4g} in the mean over {} tokens of {}: gate_scale "
+        "the weights of a token sum to {:.4g} on average over {} tokens of {}: gate_scale "
         "is {:.6g}",
         measure.mean_gate_sum(), measure.tokens, measure.text, result.gate_scale);
   }

@@ -19,7 +19,7 @@ namespace moe::model {
 struct InitSettings {
   std::filesystem::path config;  // a config.json, or a folder that holds one
   std::filesystem::path out;
-  // E: makes a mixture of a dense config, with the next four members.
+  // E: turns a dense config into a mixture, as set by the next four members.
   std::optional<int64_t> experts;
   std::string layers = "all";
   // G: every expert is cut into G slices. `experts`, the router's k, max and cf, and ep_ranks count
@@ -32,7 +32,7 @@ struct InitSettings {
   uint64_t shard_bytes = 5'000'000'000;
   // A tokenizer.model, a tokenizer.json or a folder of tokenizer files; empty: none.
   std::filesystem::path tokenizer;
-  bool scaled_outputs = false;  // o_proj and down_proj have deviation initializer_range / sqrt(2 L)
+  bool scaled_outputs = false;  // std of o_proj and down_proj: initializer_range / sqrt(2 L)
   bool same_experts = false;    // all experts of a layer have equal weights
   bool force = false;
 };
@@ -48,7 +48,7 @@ struct InitPlan {
 // Throws UserError if the config is invalid or the settings do not fit it.
 InitPlan plan_init(const InitSettings& settings);
 
-// Writes OUT, all or nothing: config.json, tensors, tokenizer files, init.json, whose content it
+// Writes OUT, all or nothing: config.json, tensors, tokenizer files and init.json, which it
 // returns. Calls `on_bytes` with the bytes of tensor data written so far. Throws UserError if OUT
 // exists (unless `force`), if disk space is short, or if the tokenizer does not fit the vocabulary.
 OrderedJson init(const InitPlan& plan, const InitSettings& settings,

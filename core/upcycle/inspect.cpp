@@ -39,8 +39,8 @@ void explain(Inspection& out) {
   out.stock = stock.computed;
   out.needs_moe = stock.not_computed;
   if (moe.router_jitter > 0) {
-    out.stock.push_back(fmt::format(
-        "router_jitter_noise {}: stock training adds it, moe trains without", moe.router_jitter));
+    out.stock.push_back(fmt::format("router_jitter_noise {}: stock training adds it, moe does not",
+                                    moe.router_jitter));
   }
 }
 

@@ -46,7 +46,7 @@ struct LayerDistances {
   // Mean over experts of the cosine to the expert of the same index or to the dense feed-forward.
   double to_other = 1;
   double between_routers = 1;             // as between_experts, of router rows
-  std::optional<double> router_to_other;  // as to_other, of router rows; empty if dense there
+  std::optional<double> router_to_other;  // as to_other, of router rows; empty if dense in `other`
 };
 
 // Compares each MoE layer of `mixture`, ascending, with the same layer of `other`, a mixture or a

@@ -484,13 +484,13 @@ std::vector<std::string> router_warnings(const RouterInit& init) {
   for (const auto& layer : init.layers) {
     if (layer.entropy < kSaturated) {
       sentences.push_back(
-          fmt::format("layer {}: the router starts saturated, its largest probability is {:.3f} in "
-                      "the mean and its gradient near 0; a higher --router-entropy lets it learn",
+          fmt::format("layer {}: the router starts saturated, its largest probability is {:.3f} on "
+                      "average and its gradient near 0; a higher --router-entropy lets it learn",
                       layer.layer, layer.largest_probability));
     }
     if (layer.entropy > kUniform) {
       sentences.push_back(fmt::format(
-          "layer {}: the router starts uniform, its largest probability is {:.3f} in the mean; a "
+          "layer {}: the router starts uniform, its largest probability is {:.3f} on average; a "
           "lower --router-entropy makes its choice count",
           layer.layer, layer.largest_probability));
     }

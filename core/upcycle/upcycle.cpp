@@ -399,7 +399,7 @@ route::FunctionPreservation preserves_parent(const MoeConfig& moe, double gate_s
   if (moe.shared_expert_width > 0) {
     return {true,
             "the shared expert is the dense feed-forward, and the routed experts start with a "
-            "down_proj of zeros, so that they add nothing whatever the router does"};
+            "down_proj of zeros, so they add nothing for any router"};
   }
   return preserves_function(moe, gate_scale);
 }

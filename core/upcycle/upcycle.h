@@ -79,7 +79,7 @@ using Calibrate = std::function<Calibration(const std::filesystem::path& staged)
 struct UpcycleHooks {
   // Called with the bytes of tensor data written so far.
   std::function<void(uint64_t)> on_bytes = {};
-  // Called with the written folder before it is renamed to OUT: "certificate" in upcycle.json.
+  // Called with the written folder before it is renamed. Returns "certificate" of upcycle.json.
   Certify certify = {};
   // Called before `certify`, with the written folder. Sets the gate_scale of the mixture. Required
   // if settings.gate_scale is empty; config.json then has gate_scale 1 during the call.
@@ -89,7 +89,7 @@ struct UpcycleHooks {
 };
 
 // Writes OUT, all or nothing: config.json, tensors, tokenizer files, upcycle.json (the result).
-// Throws UserError if OUT exists (unless `force`), holds a parent, or a weight is not finite.
+// Throws UserError if OUT exists (unless `force`) or holds a parent, or if a weight is not finite.
 OrderedJson upcycle(const io::Checkpoint& dense, const UpcyclePlan& plan,
                     const UpcycleSettings& settings, const UpcycleHooks& hooks = {});
 

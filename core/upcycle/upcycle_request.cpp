@@ -78,7 +78,7 @@ VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
   for (const auto& token : tokens) {
     const int64_t id = after.special_id(token);
     USER_ERROR_IF(id < size && before.piece(id) != token,
-                  "--add-tokens: the ids of the tokenizer in {} have gaps, so it takes no tokens",
+                  "--add-tokens: the ids of the tokenizer in {} have gaps, so none can be added",
                   folder.string());
     result.begin = id < size ? result.begin : std::min(result.begin, size);
     result.end = std::max(result.end, id + 1);

@@ -55,8 +55,8 @@ struct VocabularyExtension {
   }
 };
 
-// Adds `tokens` to the model of `folder` (io::with_special_tokens()). Rows that the model has
-// beyond those of its tokenizer are used before V grows. Throws UserError.
+// Adds `tokens` to the model of `folder` (io::with_special_tokens()). V grows only if the model has
+// too few rows for them. Throws UserError if the tokenizer cannot take the tokens.
 VocabularyExtension extend_vocabulary(const std::filesystem::path& folder,
                                       const std::vector<std::string>& tokens);
 

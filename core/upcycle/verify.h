@@ -23,8 +23,8 @@ enum class Verdict {
 };
 const char* to_string(Verdict verdict);  // "identical", "close", "different"
 
-// Bound of the mean KL(parent || child) for kClose, in nats per token: a perplexity on text sampled
-// from the parent that is at most about 1 % higher.
+// Bound of the mean KL(parent || child) for kClose, in nats per token. The perplexity on text
+// sampled from the parent is then at most about 1 % higher.
 inline constexpr double kCloseKl = 0.01;
 
 struct Certificate {
@@ -52,7 +52,7 @@ struct VerifyText {
 };
 
 // Returns at most `max_tokens` ids of `text_file`, or of the embedded text if it is empty (without
-// tokenizer: ids spread over the vocabulary). Throws UserError about `flag` if that fails.
+// tokenizer: ids spread over the vocabulary). Throws UserError that names `flag`.
 VerifyText verify_text(const io::Checkpoint& parent, const std::filesystem::path& text_file,
                        int64_t max_tokens, const char* flag = "--verify-text");
 
@@ -72,7 +72,7 @@ Certificate verify_equality(const io::Checkpoint& parent, const io::Checkpoint& 
 
 // Returns the certificate of `child` as JSON, with "measured_on": SHA-256 of config.json,
 // sampled_sha256() (upcycle.h), and XXH3-128 over names, dtypes, shapes and all bytes of the
-// tensors; and "without_gate_scale", with gate_scale 1, if the child has another.
+// tensors; and "without_gate_scale" (the same at gate_scale 1) if the child has another.
 OrderedJson certify_equality(const io::Checkpoint& parent, const io::Checkpoint& child,
                              const VerifyText& text, const std::string& difference = "");
 

@@ -108,7 +108,7 @@ std::deque<Architecture>& architectures() {
       }
     }
   };
-  static std::deque<Architecture> entries = [&] {  // the first call may be of several threads
+  static std::deque<Architecture> entries = [&] {  // the first calls may be concurrent
     std::deque<Architecture> all;
     std::ranges::move(dense_architectures(), std::back_inserter(all));
     std::ranges::move(stock_mixtures(), std::back_inserter(all));

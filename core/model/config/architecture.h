@@ -52,8 +52,8 @@ struct Architecture {
 void add_architecture(Architecture architecture);
 
 // Returns the entry for the keys model_type and architectures[0] of `json`, one of which may be
-// absent. Throws UserError that begins with `where` if both are absent, if one is malformed, and,
-// with a list of all entries, if there is no such entry.
+// absent. Throws UserError that begins with `where` if both are absent, if one is malformed, or if
+// no entry has them (the message lists all entries).
 const Architecture& read_architecture(const Json& json, const std::string& where);
 
 // Throws UserError for an unsupported key of `json` that changes the function of the weights.

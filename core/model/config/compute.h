@@ -1,5 +1,5 @@
 #pragma once
-// Settings of flags: precision, activation checkpointing, low-rank adapters, and the choice
+// Settings from flags: precision, activation checkpointing, low-rank adapters, and the choice
 // of MoE layers. Needs no LibTorch.
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ComputeOptions {
   Recompute recompute = Recompute::kNone;
 };
 
-// Throws UserError with the known values.
+// Parse the value of a flag. Throw UserError that lists the known values for other texts.
 Precision parse_precision(const std::string& text);
 Recompute parse_recompute(const std::string& text);
 // Throws UserError for TF32 without a GPU.
@@ -53,7 +53,7 @@ void check_lora(const LoraSettings& settings);
 
 // Parses the value of --layers: even ("every alternate layer" of the papers), odd, all, or a list
 // such as 0,3,5 or 0-3,7. Returns at least one layer, ascending. Throws UserError if the text is
-// invalid, names a layer twice, or names none or one that does not exist.
+// invalid, or names no layer, a layer twice, or a layer that does not exist.
 std::vector<int64_t> parse_layers(const std::string& text, int64_t layers);
 
 }  // namespace moe::model

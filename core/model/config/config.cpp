@@ -248,7 +248,7 @@ int64_t read_shared_expert(const Object& object, const Architecture& architectur
 
 int64_t read_experts(const Object& object, const Architecture& architecture, size_t moe_layers) {
   const bool is_mixtral = architecture.form == FolderForm::kMixtral;
-  // transformers before version 5 writes num_experts for Qwen3-MoE, later num_local_experts.
+  // For Qwen3-MoE transformers writes num_experts before version 5, num_local_experts since.
   const bool is_local =
       is_mixtral || (architecture.form == FolderForm::kQwen3Moe && object.has("num_local_experts"));
   USER_ERROR_IF(is_local && !is_mixtral && object.has("num_experts") &&

@@ -1,7 +1,7 @@
 #pragma once
 // Tensors of a checkpoint that is written: conversion between F32, BF16 and F16, and an output
 // folder that all ranks of a run write together, with bytes that do not depend on their number.
-// Rank 0 stages and commits it (core/io/staged_folder.h), and a failure on one rank fails on all.
+// Rank 0 stages and commits it (core/io/staged_folder.h), and a failure on one rank throws on all.
 
 #include <ATen/ATen.h>
 
@@ -39,7 +39,7 @@ class SharedFolder {
 
   const std::filesystem::path& path() const { return path_; }  // the staged folder
   distributed::Comm& ranks() const { return ranks_; }
-  // Run `body`, without collectives, on rank 0 or on all ranks. An exception is thrown on all.
+  // Run `body`, which calls no collective, on rank 0 or on all ranks. All ranks throw if one does.
   void run_on_first_rank(const std::function<void()>& body) const;
   void run_on_all_ranks(const std::function<void()>& body) const;
   void commit();  // waits until all ranks have written

@@ -110,7 +110,7 @@ Tensor attend_runs(std::span<const int64_t> lengths, const CanJoin& can_join,
   return concatenate(parts);
 }
 
-// Repeats every key/value head for its query heads, as LibTorch's fused kernels require:
+// Repeats every key/value head for its query heads, required by fused kernels of LibTorch:
 // [B, G, S, A] -> [B, heads, S, A].
 Tensor repeat_kv(const Tensor& x, int64_t heads) {
   const int64_t copies = heads / x.size(1);
@@ -144,7 +144,7 @@ Heads rotated_heads(const Tensor& qkv, int64_t batch, const ModelConfig& config,
   const Tensor rows = qkv.view({batch, length, heads + 2 * kv_heads, width}).transpose(1, 2);
   const RopeTable table =
       rope_table(at::arange(first, first + length, qkv.device()), config, first + length);
-  const auto type = score_type(qkv);  // rotation is in f32: so is the table
+  const auto type = score_type(qkv);  // after the rotation in f32
   return {apply_rope(rows.narrow(1, 0, heads), table).to(type),
           apply_rope(rows.narrow(1, heads, kv_heads), table).to(type),
           rows.narrow(1, heads + kv_heads, kv_heads).to(type)};
@@ -486,7 +486,7 @@ Tensor attend_with_kv_cache(const Tensor& x, const AttentionWeights& weights,
 
 KvCache::KvCache(const ModelConfig& config, const KvCacheOptions& options)
     : heads_(attention_heads(config)), capacity_(options.capacity), prefix_(options.prefix) {
-  if (!kernels::has_kernel<"moe::causal_attention">(options.device)) {  // which reads blocks
+  if (!kernels::has_kernel<"moe::causal_attention">(options.device)) {  // uses no blocks
     MOE_CHECK(prefix_ == nullptr);
     gpu_.resize(config.layers);
     return;

@@ -27,7 +27,7 @@ struct Row {
   std::mt19937_64 random;
 };
 
-// Returns the length of the common prefix of all prompts, without the last token of any.
+// Returns the length of the common prefix of all prompts, shorter than every prompt.
 int64_t common_prefix(const std::vector<std::vector<int64_t>>& prompts) {
   const auto& first = prompts.front();
   size_t common = first.size();
@@ -177,7 +177,7 @@ class RowBatch {
   const std::vector<std::vector<int64_t>>& prompts_;
   std::shared_ptr<const KvCache> prefix_;
   int64_t capacity_ = 0;             // initial, of a row
-  std::vector<Tensor> free_memory_;  // of caches not in use; one block, so that its pages are large
+  std::vector<Tensor> free_memory_;  // of unused caches; parts of one block, for huge pages
   std::vector<std::unique_ptr<Row>> rows_;
 };
 

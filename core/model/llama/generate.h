@@ -33,8 +33,8 @@ std::vector<int64_t> generate(const Llama& model, const RoutingOptions& routing,
                               const std::vector<int64_t>& prompt, const GenerateSettings& settings,
                               const std::function<void(int64_t)>& on_token = {});
 
-// Prompts for generate_all().
 using OnGenerated = std::function<void(size_t index, const std::vector<int64_t>& ids)>;
+// Prompts for generate_all().
 struct GenerateBatch {
   const std::vector<std::vector<int64_t>>& prompts;
   const std::vector<size_t>& indices;  // of the prompts to continue
@@ -51,8 +51,8 @@ void generate_all(const Llama& model, const RoutingOptions& routing,
 int64_t rows_at_once(const ModelConfig& config, int64_t prompt_tokens, int64_t answer_tokens,
                      uint64_t available_bytes);
 
-// Returns the token id sampled from logits [V] f32 by `uniform` in [0, 1); with temperature 0 that
-// of the largest logit. Ties go to the lower id.
+// Returns the token id sampled from logits [V] f32 by `uniform` in [0, 1); with temperature 0 the
+// id of the largest logit. Ties go to the lower id.
 int64_t pick_token(const at::Tensor& logits, double temperature, double top_p, double uniform);
 
 }  // namespace moe::model

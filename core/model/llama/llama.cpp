@@ -93,8 +93,8 @@ struct Pass {
   at::ScalarType type;  // of operands and outputs of products
   Packed tokens;        // output_rows on the model's device
   std::shared_ptr<const PackTables> tables;
-  RopeTable rotations;  // [T, A], with caches in blocks
-  // Layers update the residual stream in place (add_linear()). Only in inference with our GEMM.
+  RopeTable rotations;  // [T, A], only for KvCache::cpu_layer()
+  // Layers update the residual stream in place (add_linear()): in inference with our GEMM.
   bool adds_in_place = false;
   RoutingOptions routing;
   TokenPartition partition;

@@ -29,8 +29,8 @@ namespace moe::model {
 struct Packed {
   at::Tensor ids;                // [T] i64
   std::vector<int64_t> lengths;  // positive; their sum is T
-  // Empty, or for each sequence the index of an earlier sequence that is its prefix and has none
-  // itself, -1 for none. Several answers to one question thus compute the question once.
+  // Empty, or for each sequence the index of an earlier sequence that is its prefix, -1 for none.
+  // A prefix has no prefix itself. Answers to one question thus compute the question once.
   std::vector<int64_t> prefix_index = {};
   // Empty, or one cache per sequence. The sequence continues the tokens of its cache, and forward()
   // appends the keys and values of the new tokens. Requires an empty prefix_index.
@@ -67,7 +67,7 @@ struct NamedParameter {
   // "model.layers.0.mlp.gate_up". Norms contain "norm", adapters end with ".lora_a" or ".lora_b".
   std::string name;
   at::Tensor tensor;  // f32 leaf
-  // Set for routed experts: dimension 0 has those of this process, from layout().first_expert() on.
+  // Set for routed experts: dimension 0 has the local experts, from layout().first_expert() on.
   // All other parameters are replicated.
   bool is_expert = false;
   // Set for matrices that can be sharded: embedding, head, attention, dense feed-forward, shared

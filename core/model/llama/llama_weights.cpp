@@ -84,7 +84,7 @@ at::ScalarType inference_type(const io::Checkpoint& checkpoint, const BlockNames
   for (const auto& blocks : names) {
     for (const auto& name : blocks) {
       const at::ScalarType stored = scalar_type(checkpoint.info(name).dtype);
-      type = c10::promoteTypes(type.value_or(stored), stored);  // f32 of bf16 and f16
+      type = c10::promoteTypes(type.value_or(stored), stored);  // bf16 and f16 give f32
     }
   }
   return type.value_or(at::kFloat);

@@ -12,7 +12,7 @@
 
 namespace moe::model {
 
-// Returns the bytes that Llama::load() copies in f32: with Storage::kStored, all but matrices.
+// Returns the bytes that Llama::load() copies in f32: with kStored, all tensors but matrices.
 uint64_t bytes_to_copy(const ModelConfig& config, Storage storage, c10::Device device);
 
 // Returns the bytes in f32 of all intermediate values of a token in one layer. Determines the size

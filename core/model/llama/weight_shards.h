@@ -53,8 +53,8 @@ class WeightShards {
   at::Tensor gather_values(const at::Tensor& whole) const;  // gathers a copy
 
   // Enclose the forward of a unit, which is gathered in forward and in backward. The autograd graph
-  // must use their results. enter() prefetches unit `next`, and the backward of leave() unit
-  // `previous`, unless negative.
+  // must use their results. enter() prefetches unit `next`, and the backward of leave()
+  // prefetches unit `previous`; -1: none.
   at::Tensor enter(size_t unit, const at::Tensor& x, int64_t next);
   void leave(size_t unit, const std::vector<at::Tensor*>& outputs, int64_t previous);
 

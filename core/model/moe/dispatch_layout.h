@@ -24,7 +24,7 @@ namespace moe::model {
 struct ExpertParallel {
   distributed::Comm* group = nullptr;  // the G processes; must outlive every forward and backward
   distributed::Layout layout = {};     // G = 1: all experts are local and `group` is not used
-  // Runs the experts on local rows during the all-to-all, in a product of their own.
+  // Runs the experts on local rows during the all-to-all, in a separate product.
   bool overlap_all_to_all = false;
   // Copies the tokens per expert to the host even if make_fixed_layout() could avoid it. For tests.
   bool force_host_counts = false;

@@ -183,10 +183,10 @@ Tensor run_in_order(const DispatchLayout& layout, Tensor rows, int64_t ep_rank, 
   return kernels::unpermute(experts.run(in_order, order.segments), order.permutation);
 }
 
-// Returns the permutation of the plan's rows into the `room` rows of a fixed layout, whose other
-// rows are zeros. Unused rows of the plan have permutation[r] = room, which is cut off.
+// Returns the permutation of the plan's rows into a fixed layout of `rows` rows, whose other rows
+// are zeros. Unused rows of the plan have permutation[r] = rows, which is cut off.
 kernels::Permutation fixed_permutation(const route::Routing& routing, const Tensor& permutation,
-                                       int64_t room) {
+                                       int64_t rows) {
   const int64_t tokens = routing.input.tokens(), choices = max_choices(routing);
   const auto scattered = [](const Tensor& values, const Tensor& index, int64_t size) {
     return at::full({size + 1}, -1, values.options())
@@ -194,8 +194,8 @@ kernels::Permutation fixed_permutation(const route::Routing& routing, const Tens
         .narrow(0, 0, size);
   };
   const Tensor choice = (routing.plan.token * choices + routing.plan.choice)
-                            .masked_fill(permutation == room, tokens * choices);
-  return {scattered(routing.plan.token, permutation, room),
+                            .masked_fill(permutation == rows, tokens * choices);
+  return {scattered(routing.plan.token, permutation, rows),
           scattered(permutation.to(at::kInt), choice, tokens * choices).view({tokens, choices}),
           {},
           tokens,
@@ -298,11 +298,11 @@ Tensor run_experts(const Tensor& x, const route::Routing& routing, const Experts
   if (kernels::has_grouped_mm(x) && !routing.input.is_dropless &&
       x.scalar_type() == at::kBFloat16 && !parallel.force_host_counts) {
     const DispatchLayout layout = make_fixed_layout(routing, partition, router);
-    const int64_t room = layout.remote_rows + layout.local_rows;
-    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, room);
+    const int64_t rows = layout.remote_rows + layout.local_rows;
+    const kernels::Permutation permutation = fixed_permutation(routing, layout.permutation, rows);
     const Tensor out =
         exchange_and_run(layout, kernels::permute(x, permutation), experts, parallel);
-    const Tensor weight = scattered_weights(routing, layout.permutation, gate_scale, room);
+    const Tensor weight = scattered_weights(routing, layout.permutation, gate_scale, rows);
     return kernels::unpermute(out, permutation, weight, residual);
   }
   const Tensor out = [&] {  // [R, D] in the order of the plan; frees the dispatched rows
