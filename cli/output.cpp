@@ -94,7 +94,9 @@ std::string routing_text(const train::StepRecord& record) {
 }
 
 std::string step_text(const train::StepRecord& record, int64_t steps) {
-  std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
+  std::string text =
+      fmt::format("step {}/{}  loss {}", record.step, steps,
+                  loss_text(record.has_loss() ? std::optional(record.loss) : std::nullopt));
   for (const auto& [name, loss] :
        {std::pair("aux", record.auxiliary), {"z", record.z}, {"seq", record.sequence_balance}}) {
     text += loss ? fmt::format("  {} {:.4f}", name, *loss) : "";
@@ -102,6 +104,9 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   text += record.skipped_steps > 0 ? "  " + skipped_text(record) : "";
+  if (record.steps_without_targets > 0) {
+    text += fmt::format("  no targets {}", record.steps_without_targets);
+  }
   return text + (record.layers.empty() ? "" : routing_text(record));
 }
 
@@ -280,6 +285,10 @@ void Progress::print(bool last) {
   fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
 }
 
+std::string loss_text(const std::optional<double>& loss) {
+  return loss ? fmt::format("{:.4f}", *loss) : "-";
+}
+
 std::string skipped_text(const train::StepRecord& record) {
   const int64_t outliers = record.skipped_outliers.value_or(0);
   return fmt::format("skipped {}", record.skipped_steps) +
@@ -330,8 +339,18 @@ void StepPrinter::print(const train::Evaluation& evaluation) {
   if (quiet_) {
     return;
   }
-  fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "",
-             terminal_line(evaluation_text(evaluation)), line_open_ ? line_ : "");
+  print_above(evaluation_text(evaluation));
+}
+
+void StepPrinter::warn(const std::string& sentence) {
+  if (!quiet_) {
+    print_above("warning: " + sentence);
+  }
+}
+
+void StepPrinter::print_above(const std::string& text) const {
+  fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "", terminal_line(text),
+             line_open_ ? line_ : "");
 }
 
 }  // namespace moe::cli

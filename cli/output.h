@@ -74,6 +74,8 @@ class Progress {
                                         printed_ = start_;
 };
 
+// Returns the loss with four decimals; "-" if there is none.
+std::string loss_text(const std::optional<double>& loss);
 std::string skipped_text(const train::StepRecord& record);  // "skipped 3 (2 outliers)"
 
 // Prints the progress of a training run (core/train/README.md, "Metrics of a step"):
@@ -91,8 +93,10 @@ class StepPrinter {
   StepPrinter& operator=(const StepPrinter&) = delete;
   void print(const train::StepRecord& record);
   void print(const train::Evaluation& evaluation);
+  void warn(const std::string& sentence);
 
  private:
+  void print_above(const std::string& text) const;  // a line above that of the step
   int64_t steps_, first_step_;
   bool quiet_, terminal_, line_open_ = false;
   double seconds_ = 0;  // of all steps so far, including evaluations

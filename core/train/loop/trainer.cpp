@@ -150,6 +150,13 @@ class Run {
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
+      if (!record.has_loss() && !has_warned_of_targets_ && is_rank_zero()) {
+        has_warned_of_targets_ = true;
+        callbacks_.on_warning(fmt::format(
+            "step {} has no token with loss: its sequences hold no part of an answer. Such steps "
+            "have no loss and are counted; longer --seq-len or a larger --global-batch avoids them",
+            record.step));
+      }
       if (timeline && state_.step == profiled_to) {
         timeline->finish(folder_.path() / "trace.json");
         timeline.reset();
@@ -288,8 +295,9 @@ class Run {
       }
       bad_steps_ = 0;
       const auto z = plan_.settings.skip_outliers;
-      if (const auto why =
-              z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt) {
+      if (const auto why = z && record.has_loss()
+                               ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z)
+                               : std::nullopt) {
         ++state_.skipped_outliers;
         note_skipped(record, "outlier", *why);
       } else {
@@ -347,6 +355,7 @@ class Run {
   // Sets the tokens so far and, for a mixture, the fields of its losses and routing.
   void complete_record(StepRecord& record, const AuxCoefficients& coefficients) {
     record.total_tokens = state_.total_tokens += record.tokens;
+    record.steps_without_targets = state_.steps_without_targets += record.has_loss() ? 0 : 1;
     if (!plan_.is_moe) {
       return;
     }
@@ -445,6 +454,7 @@ class Run {
   int64_t bad_steps_ = 0;              // consecutive steps that were not finite
   int64_t saved_step_ = -1;            // step of the newest checkpoint
   bool has_older_checkpoints_ = true;  // there may be checkpoints to remove
+  bool has_warned_of_targets_ = false;
   std::chrono::steady_clock::time_point saved_;
 };
 

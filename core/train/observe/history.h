@@ -98,6 +98,7 @@ class History {
   double seconds = 0;                               // of all steps and evaluations
   std::vector<int64_t> skipped;                     // the first skipped steps
   int64_t skipped_count = 0, skipped_outliers = 0;  // skipped_count includes skipped_outliers
+  int64_t steps_without_targets = 0;                // without a loss
 
  private:
   void add_number(int64_t step, const std::string& name, const Json& value);

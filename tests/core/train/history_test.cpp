@@ -95,13 +95,18 @@ TEST_CASE("a history accumulates the lines of metrics.jsonl") {
   CHECK(relative_load(load, 2) == 0);
 }
 
-TEST_CASE("a step without targets has no point in the loss curve") {
+TEST_CASE("a step without targets has no point in the loss curve and is counted") {
   History history;
   history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
   history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
   CHECK(history.curves().at("loss").last.step == 1);
   CHECK(history.curves().at("loss").last.value == 2.5);
   CHECK(history.curves().at("lr").last.step == 2);
+  history.add(
+      Json{{"step", 3}, {"loss", nullptr}, {"target_tokens", 0}, {"steps_without_targets", 2}},
+      "line 3");
+  CHECK(history.curves().at("loss").last.step == 1);
+  CHECK(history.steps_without_targets == 2);
 }
 
 TEST_CASE("a load map of many steps merges them into few columns and keeps the sums") {
