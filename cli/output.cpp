@@ -87,16 +87,23 @@ std::string routing_text(const train::StepRecord& record) {
   text += total.dead_experts > 0 ? fmt::format("  dead {}", total.dead_experts) : "";
   text += sum.entropy_sum > 0 ? fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens) : "";
   text += record.bias_max ? fmt::format("  bias {:.4f}", *record.bias_max) : "";
-  text += record.lambda
-              ? fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity)
-              : "";
+  if (record.lambda) {
+    const double total = record.loss + record.auxiliary.value_or(0);
+    text += fmt::format("  lambda {:.2e}{} ({:.2g} % of the loss)  sparsity {:.3f} of {:.3f}",
+                        *record.lambda,
+                        *record.lambda == route::kLambdaFloor     ? ", its floor"
+                        : *record.lambda == route::kLambdaCeiling ? ", its ceiling"
+                                                                  : "",
+                        total > 0 ? 100 * record.auxiliary.value_or(0) / total : 0, record.sparsity,
+                        record.target_sparsity.value_or(0));
+  }
   return text;
 }
 
 std::string step_text(const train::StepRecord& record, int64_t steps) {
   std::string text =
       fmt::format("step {}/{}  loss {}", record.step, steps,
-                  loss_text(record.has_loss() ? std::optional(record.loss) : std::nullopt));
+                  format_loss(record.has_loss() ? std::optional(record.loss) : std::nullopt));
   for (const auto& [name, loss] :
        {std::pair("aux", record.auxiliary), {"z", record.z}, {"seq", record.sequence_balance}}) {
     text += loss ? fmt::format("  {} {:.4f}", name, *loss) : "";
@@ -285,7 +292,7 @@ void Progress::print(bool last) {
   fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
 }
 
-std::string loss_text(const std::optional<double>& loss) {
+std::string format_loss(const std::optional<double>& loss) {
   return loss ? fmt::format("{:.4f}", *loss) : "-";
 }
 

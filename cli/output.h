@@ -75,7 +75,7 @@ class Progress {
 };
 
 // Returns the loss with four decimals; "-" if there is none.
-std::string loss_text(const std::optional<double>& loss);
+std::string format_loss(const std::optional<double>& loss);
 std::string skipped_text(const train::StepRecord& record);  // "skipped 3 (2 outliers)"
 
 // Prints the progress of a training run (core/train/README.md, "Metrics of a step"):

@@ -100,8 +100,8 @@ void print_result(const TrainFlags& flags, const LossRange& loss, const train::S
                 {"model", final_model},
                 {"metrics", (flags.settings.run / "metrics.jsonl").string()}});
   } else {
-    print_text("{} steps, loss {} -> {}{}{}: {}\n", last.step, loss_text(loss.first),
-               loss_text(loss.last), last.skipped_steps == 0 ? "" : ", " + skipped_text(last),
+    print_text("{} steps, loss {} -> {}{}{}: {}\n", last.step, format_loss(loss.first),
+               format_loss(loss.last), last.skipped_steps == 0 ? "" : ", " + skipped_text(last),
                last.steps_without_targets == 0
                    ? ""
                    : fmt::format(", {} of them without targets", last.steps_without_targets),

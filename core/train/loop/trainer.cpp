@@ -168,6 +168,9 @@ class Run {
         save(folder_.checkpoint(state_.step));
       }
     }
+    if (log_ != nullptr && log_->collapse().news().empty() && !log_->collapse().state().empty()) {
+      callbacks_.on_warning("at the end of the run, " + log_->collapse().state());
+    }
     saver_.wait();
     remove_older_checkpoints();
     distributed::on_all_ranks(&world_.all, [&] {
@@ -218,6 +221,9 @@ class Run {
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
     if (log_ != nullptr) {
       log_->append(line, samples);
+      if (const std::string news = log_->collapse().news(); !news.empty()) {
+        callbacks_.on_warning(news);
+      }
     }
   }
 

@@ -1,9 +1,14 @@
 #include "core/train/observe/curves.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "core/base/error.h"
 
@@ -303,6 +308,97 @@ double relative_load(const LayerLoad& load, size_t expert) {
   return total > 0 ? static_cast<double>(load.rows[expert]) *
                          static_cast<double>(load.rows.size()) / total
                    : 0;
+}
+
+void CollapseWatch::add(int64_t step, const std::vector<LayerLoad>& loads) {
+  constexpr int64_t kMinRows = 20;  // per expert; with fewer, chance leaves one idle
+  constexpr int64_t kIdle = 10, kRecovered = 5;
+  last_ = step;
+  const auto shape = [](const LayerLoad& load) { return std::pair(load.layer, load.rows.size()); };
+  if (!std::ranges::equal(
+          layers_, loads, {}, [&](const Layer& layer) { return shape(layer.load); }, shape)) {
+    layers_.clear();
+    std::ranges::transform(loads, std::back_inserter(layers_), [](const LayerLoad& load) {
+      return Layer{{load.layer, std::vector<int64_t>(load.rows.size())}};
+    });
+    steps_ = 0;
+  }
+  const bool is_end = ++steps_ % kSteps == 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    auto& [load, since, words] = layers_[i];
+    std::ranges::transform(load.rows, loads[i].rows, load.rows.begin(), std::plus<>());
+    if (!is_end) {
+      continue;
+    }
+    const auto experts = std::ssize(load.rows);
+    const int64_t sum = std::accumulate(load.rows.begin(), load.rows.end(), int64_t{0});
+    std::vector<int64_t> idle;
+    for (int64_t expert = 0; expert < experts && sum >= kMinRows * experts; ++expert) {
+      if (load.rows[expert] * experts * (since > 0 ? kRecovered : kIdle) < sum) {
+        idle.push_back(expert);
+      }
+    }
+    const auto busiest = std::ranges::max_element(load.rows);
+    constexpr size_t kNamed = 8;
+    words = idle.empty()
+                ? ""
+                : fmt::format("layer {}: {} of {} ({}{}), while expert {} has {:.0f} %", load.layer,
+                              idle.size(), experts,
+                              fmt::join(std::span(idle).first(std::min(kNamed, idle.size())), ", "),
+                              idle.size() > kNamed ? ", .." : "", busiest - load.rows.begin(),
+                              100.0 * static_cast<double>(*busiest) / static_cast<double>(sum));
+    since = idle.empty() ? 0 : since > 0 ? since : step;
+    std::ranges::fill(load.rows, 0);
+  }
+}
+
+std::string CollapseWatch::sentence(bool only_new) const {
+  constexpr size_t kNamed = 4;
+  std::vector<std::string> words;
+  size_t experts = 0;
+  for (const auto& layer : layers_) {
+    if (layer.since > 0 && (!only_new || layer.since == last_)) {
+      words.push_back(layer.words);
+      experts = layer.load.rows.size();
+    }
+  }
+  const size_t more = words.size() - std::min(words.size(), kNamed);
+  words.resize(words.size() - more);
+  const int64_t end = last_ - steps_ % kSteps;
+  return words.empty()
+             ? ""
+             : fmt::format(
+                   "experts are nearly idle, each with less than {:.3g} % of the routed tokens "
+                   "of its layer (a tenth of an equal share) in steps {} to {}: {}{}. They hardly "
+                   "learn; a higher --lb-coef (0.1) or, for top-k, a router with bias=0.01 spreads "
+                   "the tokens, and a lower --lr keeps them spread",
+                   10.0 / static_cast<double>(experts), end - kSteps + 1, end,
+                   fmt::join(words, "; "),
+                   more > 0 ? fmt::format("; and {} more layers", more) : "");
+}
+
+OrderedJson CollapseWatch::to_json() const {
+  OrderedJson layers = OrderedJson::array();
+  for (const auto& [load, since, words] : layers_) {
+    layers.push_back(
+        {{"layer", load.layer}, {"rows", load.rows}, {"since", since}, {"words", words}});
+  }
+  return {{"last", last_}, {"steps", steps_}, {"layers", layers}};
+}
+
+CollapseWatch CollapseWatch::from_json(const Json& json, const std::string& where) {
+  CollapseWatch watch;
+  if (json.is_null()) {  // an older version
+    return watch;
+  }
+  watch.last_ = get_int(json, "last", where);
+  watch.steps_ = get_int(json, "steps", where);
+  for (const auto& layer : json.value("layers", Json::array())) {
+    watch.layers_.push_back({{get_int(layer, "layer", where), get_ints(layer, "rows", where)},
+                             get_int(layer, "since", where),
+                             get_string(layer, "words", where)});
+  }
+  return watch;
 }
 
 void ReluStages::add(int64_t step, double sparsity, double target_sparsity) {

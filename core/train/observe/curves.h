@@ -97,6 +97,35 @@ std::vector<LayerLoad> parse_loads(const Json& line);
 // Returns the rows of an expert over an equal share: 1 = balanced, 0 = no rows.
 double relative_load(const LayerLoad& load, size_t expert);
 
+// Watches MoE layers for collapse (core/train/README.md, "Collapse"). After every kSteps steps an
+// expert is nearly idle if it had less than a tenth of an equal share of the rows of its layer in
+// those steps. A layer with an idle expert is news once, until every expert has a fifth of its
+// share.
+class CollapseWatch {
+ public:
+  static constexpr int64_t kSteps = 20;
+
+  void add(int64_t step, const std::vector<LayerLoad>& loads);
+  // Returns a sentence about the layers that collapsed with the last step added; "" if none did.
+  std::string news() const { return sentence(/*only_new=*/true); }
+  // Returns a sentence about all layers that were collapsed in the last kSteps steps; "" if none.
+  std::string state() const { return sentence(/*only_new=*/false); }
+
+  OrderedJson to_json() const;
+  static CollapseWatch from_json(const Json& json, const std::string& where);
+
+ private:
+  struct Layer {
+    LayerLoad load;          // of the current window
+    int64_t since = 0;       // last step of the window in which it collapsed; 0: it has not
+    std::string words = {};  // about its last window: "layer 2: 6 of 8 (0, 1, ..)"
+  };
+  std::string sentence(bool only_new) const;
+
+  int64_t last_ = 0, steps_ = 0;  // last step, steps of the current window
+  std::vector<Layer> layers_;
+};
+
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
 // while lambda is too small to matter, then sparsifying, then stable around the target.
 struct ReluStages {

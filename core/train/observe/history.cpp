@@ -222,7 +222,9 @@ void History::add(const Json& line, const std::string& where) {
       add_number(step, "tasks/" + task + "/" + metric, value);
     }
   }
-  loads_.add(step, parse_loads(line));
+  const std::vector<LayerLoad> loads = parse_loads(line);
+  loads_.add(step, loads);
+  collapse_.add(step, loads);
   const auto sparsity = find_number(line, "sparsity"),
              target = find_number(line, "target_sparsity");
   if (sparsity && target) {
@@ -263,7 +265,8 @@ OrderedJson History::to_json() const {
           {"curves", curves},
           {"loads", loads_.to_json()},
           {"samples", samples_.to_json()},
-          {"relu_stages", relu_stages_.to_json()}};
+          {"relu_stages", relu_stages_.to_json()},
+          {"collapse", collapse_.to_json()}};
 }
 
 History History::from_json(const Json& json, const std::string& where) {
@@ -289,6 +292,8 @@ History History::from_json(const Json& json, const std::string& where) {
   history.samples_ = SampleHistory::from_json(json.value("samples", Json()), where + ": samples");
   history.relu_stages_ =
       ReluStages::from_json(json.value("relu_stages", Json()), where + ": relu_stages");
+  history.collapse_ =
+      CollapseWatch::from_json(json.value("collapse", Json()), where + ": collapse");
   return history;
 }
 

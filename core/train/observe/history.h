@@ -87,6 +87,7 @@ class History {
   const LoadMap& loads() const { return loads_; }
   const SampleHistory& samples() const { return samples_; }
   const ReluStages& relu_stages() const { return relu_stages_; }
+  const CollapseWatch& collapse() const { return collapse_; }
 
   OrderedJson to_json() const;
   // Throws UserError, prefixed with `where`, if `json` is not that of to_json().
@@ -108,6 +109,7 @@ class History {
   LoadMap loads_;
   SampleHistory samples_;
   ReluStages relu_stages_;
+  CollapseWatch collapse_;
 };
 
 // Reads metrics.jsonl and samples.jsonl of the folder `run`, without an unfinished last line.

@@ -124,6 +124,7 @@ class MetricsLog {
   // Appends the line of a step. Adds the ends of both ReLU stages to the line of the step that ends
   // the sparsifying stage.
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {});
+  const CollapseWatch& collapse() const { return history_.collapse(); }
   LogState state() const;
   // Syncs the files and the run's folder to the disk. Thread-safe.
   void sync() const;

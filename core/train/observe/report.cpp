@@ -257,6 +257,9 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts,
                     group_digits(history.steps_without_targets), group_digits(history.steps)),
         true);
   }
+  if (const std::string collapse = history.collapse().state(); !collapse.empty()) {
+    add(collapse, true);
+  }
   if (history.missing > 0) {
     add(fmt::format("{} step{} no line in metrics.jsonl and {} not drawn",
                     group_digits(history.missing), history.missing == 1 ? " has" : "s have",
