@@ -87,15 +87,10 @@ std::string routing_text(const train::StepRecord& record) {
   text += total.dead_experts > 0 ? fmt::format("  dead {}", total.dead_experts) : "";
   text += sum.entropy_sum > 0 ? fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens) : "";
   text += record.bias_max ? fmt::format("  bias {:.4f}", *record.bias_max) : "";
-  if (record.lambda) {
-    const double total = record.loss + record.auxiliary.value_or(0);
-    text += fmt::format("  lambda {:.2e}{} ({:.2g} % of the loss)  sparsity {:.3f} of {:.3f}",
-                        *record.lambda,
-                        *record.lambda == route::kLambdaFloor     ? ", its floor"
-                        : *record.lambda == route::kLambdaCeiling ? ", its ceiling"
-                                                                  : "",
-                        total > 0 ? 100 * record.auxiliary.value_or(0) / total : 0, record.sparsity,
-                        record.target_sparsity.value_or(0));
+  if (record.lambda) {  // the auxiliary loss is that of L1
+    text += fmt::format("  lambda {:.2e} ({:.2g} % of the loss)  sparsity {:.3f} of {:.3f}",
+                        *record.lambda, 100 * *record.auxiliary / (record.loss + *record.auxiliary),
+                        record.sparsity, *record.target_sparsity);
   }
   return text;
 }
@@ -111,9 +106,9 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   text += record.skipped_steps > 0 ? "  " + skipped_text(record) : "";
-  if (record.steps_without_targets > 0) {
-    text += fmt::format("  no targets {}", record.steps_without_targets);
-  }
+  text += record.steps_without_targets > 0
+              ? fmt::format("  no targets {}", record.steps_without_targets)
+              : "";
   return text + (record.layers.empty() ? "" : routing_text(record));
 }
 
@@ -343,21 +338,14 @@ void StepPrinter::print(const train::StepRecord& record) {
 
 void StepPrinter::print(const train::Evaluation& evaluation) {
   seconds_ += evaluation.step > first_step_ ? evaluation.seconds : 0;
-  if (quiet_) {
-    return;
-  }
-  print_above(evaluation_text(evaluation));
+  print(evaluation_text(evaluation));
 }
 
-void StepPrinter::warn(const std::string& sentence) {
+void StepPrinter::print(const std::string& text) const {
   if (!quiet_) {
-    print_above("warning: " + sentence);
+    fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "", terminal_line(text),
+               line_open_ ? line_ : "");
   }
-}
-
-void StepPrinter::print_above(const std::string& text) const {
-  fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "", terminal_line(text),
-             line_open_ ? line_ : "");
 }
 
 }  // namespace moe::cli

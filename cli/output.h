@@ -93,10 +93,9 @@ class StepPrinter {
   StepPrinter& operator=(const StepPrinter&) = delete;
   void print(const train::StepRecord& record);
   void print(const train::Evaluation& evaluation);
-  void warn(const std::string& sentence);
+  void print(const std::string& text) const;  // a line above that of the step
 
  private:
-  void print_above(const std::string& text) const;  // a line above that of the step
   int64_t steps_, first_step_;
   bool quiet_, terminal_, line_open_ = false;
   double seconds_ = 0;  // of all steps so far, including evaluations

@@ -163,7 +163,9 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
     printer->print(record);
   };
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
-  callbacks.on_warning = [&](const std::string& sentence) { printer->warn(sentence); };
+  callbacks.on_warning = [&](const std::string& sentence) {
+    printer->print("warning: " + sentence);
+  };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.profiled_steps = flags.profile;
   callbacks.stop_requested = [&] { return signals.stop_requested(); };

@@ -58,10 +58,9 @@ struct ForwardResult {
   // Summed over MoE layers: means over all logical ranks with tokens. Under expert parallelism each
   // process has its part of the sum over the group.
   route::AuxLosses losses;
-  std::vector<route::BalanceSums>
-      balance;                            // one per MoE layer (RoutingOptions::loss_group), or none
-  std::vector<route::Counters> counters;  // one per MoE layer, of this process only
-  std::vector<at::Tensor> token_rows;     // one per MoE layer, [T, 3 + E] i64 (count_rows_by_token)
+  std::vector<route::BalanceSums> balance;  // one per MoE layer, or none (loss_group)
+  std::vector<route::Counters> counters;    // one per MoE layer, of this process only
+  std::vector<at::Tensor> token_rows;  // one per MoE layer, [T, 3 + E] i64 (count_rows_by_token)
 };
 
 // Called in every layer with the normed input of its feed-forward [T, D] f32.

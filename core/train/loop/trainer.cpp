@@ -150,8 +150,7 @@ class Run {
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
-      if (!record.has_loss() && !has_warned_of_targets_ && is_rank_zero()) {
-        has_warned_of_targets_ = true;
+      if (!record.has_loss() && record.steps_without_targets == 1 && is_rank_zero()) {
         callbacks_.on_warning(fmt::format(
             "step {} has no token with loss: its sequences hold no part of an answer. Such steps "
             "have no loss and are counted; longer --seq-len or a larger --global-batch avoids them",
@@ -460,7 +459,6 @@ class Run {
   int64_t bad_steps_ = 0;              // consecutive steps that were not finite
   int64_t saved_step_ = -1;            // step of the newest checkpoint
   bool has_older_checkpoints_ = true;  // there may be checkpoints to remove
-  bool has_warned_of_targets_ = false;
   std::chrono::steady_clock::time_point saved_;
 };
 

@@ -4,11 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <iterator>
 #include <numeric>
-#include <set>
-#include <span>
 
 #include "core/base/error.h"
 
@@ -50,6 +46,25 @@ void double_width(std::vector<Bucket>& buckets, int64_t& width) {
     append_or_add(wider, std::move(bucket));
   }
   buckets = std::move(wider);
+}
+
+std::pair<int64_t, size_t> shape(const LayerLoad& load) { return {load.layer, load.rows.size()}; }
+
+void add_rows(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
+  for (size_t layer = 0; layer < sums.size(); ++layer) {
+    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
+      sums[layer].rows[expert] += loads[layer].rows[expert];
+    }
+  }
+}
+
+// Returns the first `count` of `words`, and the number of the others.
+std::string first_of(std::vector<std::string> words, size_t count, const char* separator) {
+  if (words.size() > count) {
+    words[count] = fmt::format("{} more", words.size() - count);
+    words.resize(count + 1);
+  }
+  return fmt::format("{}", fmt::join(words, separator));
 }
 
 constexpr double kDenseTolerance = 0.05;  // variation of S while lambda is negligible
@@ -206,7 +221,6 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
 }
 
 void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
-  const auto shape = [](const LayerLoad& load) { return std::pair(load.layer, load.rows.size()); };
   if (loads.empty() ||
       (!empty() && !std::ranges::equal(columns_.front().loads, loads, {}, shape, shape))) {
     return;
@@ -219,11 +233,7 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
 
 void LoadMap::Column::add(const Column& later) {
   end = later.end;
-  for (size_t layer = 0; layer < loads.size(); ++layer) {
-    for (size_t expert = 0; expert < loads[layer].rows.size(); ++expert) {
-      loads[layer].rows[expert] += later.loads[layer].rows[expert];
-    }
-  }
+  add_rows(loads, later.loads);
 }
 
 // Returns the maximum number of columns: fewer for many layers and experts, which would make the
@@ -313,77 +323,62 @@ double relative_load(const LayerLoad& load, size_t expert) {
 void CollapseWatch::add(int64_t step, const std::vector<LayerLoad>& loads) {
   constexpr int64_t kMinRows = 20;  // per expert; with fewer, chance leaves one idle
   constexpr int64_t kIdle = 10, kRecovered = 5;
-  last_ = step;
-  const auto shape = [](const LayerLoad& load) { return std::pair(load.layer, load.rows.size()); };
-  if (!std::ranges::equal(
-          layers_, loads, {}, [&](const Layer& layer) { return shape(layer.load); }, shape)) {
-    layers_.clear();
-    std::ranges::transform(loads, std::back_inserter(layers_), [](const LayerLoad& load) {
-      return Layer{{load.layer, std::vector<int64_t>(load.rows.size())}};
-    });
+  news_.clear();
+  if (!std::ranges::equal(rows_, loads, {}, shape, shape)) {
+    rows_ = loads;
     steps_ = 0;
+  } else {
+    add_rows(rows_, loads);
   }
-  const bool is_end = ++steps_ % kSteps == 0;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    auto& [load, since, words] = layers_[i];
-    std::ranges::transform(load.rows, loads[i].rows, load.rows.begin(), std::plus<>());
-    if (!is_end) {
-      continue;
-    }
-    const auto experts = std::ssize(load.rows);
-    const int64_t sum = std::accumulate(load.rows.begin(), load.rows.end(), int64_t{0});
-    std::vector<int64_t> idle;
+  if (++steps_ < kSteps || loads.empty()) {
+    return;
+  }
+  std::vector<std::string> all, fresh;
+  for (const auto& [layer, rows] : rows_) {
+    const auto experts = std::ssize(rows);
+    const auto sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    const int64_t factor = experts * (collapsed_.contains(layer) ? kRecovered : kIdle);
+    std::vector<std::string> idle;
     for (int64_t expert = 0; expert < experts && sum >= kMinRows * experts; ++expert) {
-      if (load.rows[expert] * experts * (since > 0 ? kRecovered : kIdle) < sum) {
-        idle.push_back(expert);
+      if (rows[expert] * factor < sum) {
+        idle.push_back(fmt::format("{}", expert));
       }
     }
-    const auto busiest = std::ranges::max_element(load.rows);
-    constexpr size_t kNamed = 8;
-    words = idle.empty()
-                ? ""
-                : fmt::format("layer {}: {} of {} ({}{}), while expert {} has {:.0f} %", load.layer,
-                              idle.size(), experts,
-                              fmt::join(std::span(idle).first(std::min(kNamed, idle.size())), ", "),
-                              idle.size() > kNamed ? ", .." : "", busiest - load.rows.begin(),
-                              100.0 * static_cast<double>(*busiest) / static_cast<double>(sum));
-    since = idle.empty() ? 0 : since > 0 ? since : step;
-    std::ranges::fill(load.rows, 0);
-  }
-}
-
-std::string CollapseWatch::sentence(bool only_new) const {
-  constexpr size_t kNamed = 4;
-  std::vector<std::string> words;
-  size_t experts = 0;
-  for (const auto& layer : layers_) {
-    if (layer.since > 0 && (!only_new || layer.since == last_)) {
-      words.push_back(layer.words);
-      experts = layer.load.rows.size();
+    if (idle.empty()) {
+      collapsed_.erase(layer);
+      continue;
+    }
+    const auto busiest = std::ranges::max_element(rows);
+    all.push_back(fmt::format("layer {}: {} of {} ({}), while expert {} has {:.0f} %", layer,
+                              idle.size(), experts, first_of(idle, 8, ", "), busiest - rows.begin(),
+                              100.0 * *busiest / sum));
+    if (collapsed_.insert(layer).second) {
+      fresh.push_back(all.back());
     }
   }
-  const size_t more = words.size() - std::min(words.size(), kNamed);
-  words.resize(words.size() - more);
-  const int64_t end = last_ - steps_ % kSteps;
-  return words.empty()
-             ? ""
-             : fmt::format(
-                   "experts are nearly idle, each with less than {:.3g} % of the routed tokens "
-                   "of its layer (a tenth of an equal share) in steps {} to {}: {}{}. They hardly "
-                   "learn; a higher --lb-coef (0.1) or, for top-k, a router with bias=0.01 spreads "
-                   "the tokens, and a lower --lr keeps them spread",
-                   10.0 / static_cast<double>(experts), end - kSteps + 1, end,
-                   fmt::join(words, "; "),
-                   more > 0 ? fmt::format("; and {} more layers", more) : "");
+  const auto sentence = [&](const std::vector<std::string>& layers) {
+    return layers.empty()
+               ? ""
+               : fmt::format(
+                     "experts are nearly idle, each with less than {:.3g} % of the routed "
+                     "tokens of its layer (a tenth of an equal share) in steps {} to {}: "
+                     "{}. They hardly learn; a higher --lb-coef (0.1) or, for top-k, a "
+                     "router with bias=0.01 spreads the tokens, and a lower --lr keeps them "
+                     "spread",
+                     10.0 / std::ssize(rows_.front().rows), step - kSteps + 1, step,
+                     first_of(layers, 4, "; "));
+  };
+  state_ = sentence(all);
+  news_ = sentence(fresh);
+  rows_.clear();
 }
 
 OrderedJson CollapseWatch::to_json() const {
-  OrderedJson layers = OrderedJson::array();
-  for (const auto& [load, since, words] : layers_) {
-    layers.push_back(
-        {{"layer", load.layer}, {"rows", load.rows}, {"since", since}, {"words", words}});
+  OrderedJson rows = OrderedJson::array();
+  for (const auto& load : rows_) {
+    rows.push_back({{"layer", load.layer}, {"rows", load.rows}});
   }
-  return {{"last", last_}, {"steps", steps_}, {"layers", layers}};
+  return {{"steps", steps_}, {"layers", rows}, {"collapsed", collapsed_}, {"state", state_}};
 }
 
 CollapseWatch CollapseWatch::from_json(const Json& json, const std::string& where) {
@@ -391,13 +386,13 @@ CollapseWatch CollapseWatch::from_json(const Json& json, const std::string& wher
   if (json.is_null()) {  // an older version
     return watch;
   }
-  watch.last_ = get_int(json, "last", where);
   watch.steps_ = get_int(json, "steps", where);
-  for (const auto& layer : json.value("layers", Json::array())) {
-    watch.layers_.push_back({{get_int(layer, "layer", where), get_ints(layer, "rows", where)},
-                             get_int(layer, "since", where),
-                             get_string(layer, "words", where)});
+  for (const auto& load : json.value("layers", Json::array())) {
+    watch.rows_.push_back({get_int(load, "layer", where), get_ints(load, "rows", where)});
   }
+  const auto collapsed = get_ints(json, "collapsed", where);
+  watch.collapsed_ = {collapsed.begin(), collapsed.end()};
+  watch.state_ = get_string(json, "state", where);
   return watch;
 }
 

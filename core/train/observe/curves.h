@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -106,24 +107,19 @@ class CollapseWatch {
   static constexpr int64_t kSteps = 20;
 
   void add(int64_t step, const std::vector<LayerLoad>& loads);
-  // Returns a sentence about the layers that collapsed with the last step added; "" if none did.
-  std::string news() const { return sentence(/*only_new=*/true); }
-  // Returns a sentence about all layers that were collapsed in the last kSteps steps; "" if none.
-  std::string state() const { return sentence(/*only_new=*/false); }
+  // Return a sentence about the layers that collapsed with the last step added, and about all that
+  // were collapsed in the last kSteps steps; "" if there are none.
+  const std::string& news() const { return news_; }
+  const std::string& state() const { return state_; }
 
   OrderedJson to_json() const;
   static CollapseWatch from_json(const Json& json, const std::string& where);
 
  private:
-  struct Layer {
-    LayerLoad load;          // of the current window
-    int64_t since = 0;       // last step of the window in which it collapsed; 0: it has not
-    std::string words = {};  // about its last window: "layer 2: 6 of 8 (0, 1, ..)"
-  };
-  std::string sentence(bool only_new) const;
-
-  int64_t last_ = 0, steps_ = 0;  // last step, steps of the current window
-  std::vector<Layer> layers_;
+  int64_t steps_ = 0;  // of the current window
+  std::vector<LayerLoad> rows_;
+  std::set<int64_t> collapsed_;  // layers
+  std::string news_, state_;
 };
 
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense

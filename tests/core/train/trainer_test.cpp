@@ -582,15 +582,12 @@ TEST_CASE("a step without a target has no loss, is counted and is left out of th
   callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
   callbacks.on_warning = [&](const std::string& sentence) { warnings.push_back(sentence); };
   train::train(world.settings, callbacks);
-  int64_t without = 0;
   for (const auto& record : records) {
     CHECK(record.has_loss() == (record.step % 4 == 0));
-    without += record.has_loss() ? 0 : 1;
-    CHECK(record.steps_without_targets == without);
+    CHECK(record.steps_without_targets == record.step - record.step / 4);
     CHECK(to_json(record)["loss"].is_null() == !record.has_loss());
     CHECK_FALSE(record.skipped);
   }
-  CHECK(without == 30);
   REQUIRE(warnings.size() == 1);
   CHECK_THAT(warnings[0], contains_text("step 1 has no token with loss"));
   const fs::path run = world.settings.run;
