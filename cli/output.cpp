@@ -87,14 +87,18 @@ std::string routing_text(const train::StepRecord& record) {
   text += total.dead_experts > 0 ? fmt::format("  dead {}", total.dead_experts) : "";
   text += sum.entropy_sum > 0 ? fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens) : "";
   text += record.bias_max ? fmt::format("  bias {:.4f}", *record.bias_max) : "";
-  text += record.lambda
-              ? fmt::format("  lambda {:.2e}  sparsity {:.3f}", *record.lambda, record.sparsity)
-              : "";
+  if (record.lambda) {  // the auxiliary loss is that of L1
+    text += fmt::format("  lambda {:.2e} ({:.2g} % of the loss)  sparsity {:.3f} of {:.3f}",
+                        *record.lambda, 100 * *record.auxiliary / (record.loss + *record.auxiliary),
+                        record.sparsity, *record.target_sparsity);
+  }
   return text;
 }
 
 std::string step_text(const train::StepRecord& record, int64_t steps) {
-  std::string text = fmt::format("step {}/{}  loss {:.4f}", record.step, steps, record.loss);
+  std::string text =
+      fmt::format("step {}/{}  loss {}", record.step, steps,
+                  format_loss(record.has_loss() ? std::optional(record.loss) : std::nullopt));
   for (const auto& [name, loss] :
        {std::pair("aux", record.auxiliary), {"z", record.z}, {"seq", record.sequence_balance}}) {
     text += loss ? fmt::format("  {} {:.4f}", name, *loss) : "";
@@ -102,6 +106,9 @@ std::string step_text(const train::StepRecord& record, int64_t steps) {
   text += fmt::format("  grad {:.3g}  lr {:.2e}  {} tok/s", record.grad_norm, record.lr,
                       format_count(record.tokens_per_second));
   text += record.skipped_steps > 0 ? "  " + skipped_text(record) : "";
+  text += record.steps_without_targets > 0
+              ? fmt::format("  no targets {}", record.steps_without_targets)
+              : "";
   return text + (record.layers.empty() ? "" : routing_text(record));
 }
 
@@ -280,6 +287,10 @@ void Progress::print(bool last) {
   fmt::print(stderr, "{}{}{}", kEraseLine, line.substr(0, width - 1), last ? "\n" : "");
 }
 
+std::string format_loss(const std::optional<double>& loss) {
+  return loss ? fmt::format("{:.4f}", *loss) : "-";
+}
+
 std::string skipped_text(const train::StepRecord& record) {
   const int64_t outliers = record.skipped_outliers.value_or(0);
   return fmt::format("skipped {}", record.skipped_steps) +
@@ -327,11 +338,14 @@ void StepPrinter::print(const train::StepRecord& record) {
 
 void StepPrinter::print(const train::Evaluation& evaluation) {
   seconds_ += evaluation.step > steps_done_ ? evaluation.seconds : 0;
-  if (quiet_) {
-    return;
+  print(evaluation_text(evaluation));
+}
+
+void StepPrinter::print(const std::string& text) const {
+  if (!quiet_) {
+    fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "", terminal_line(text),
+               line_open_ ? line_ : "");
   }
-  fmt::print(stderr, "{}{}\n{}", line_open_ ? kEraseLine : "",
-             terminal_line(evaluation_text(evaluation)), line_open_ ? line_ : "");
 }
 
 }  // namespace moe::cli

@@ -74,6 +74,8 @@ class Progress {
                                         printed_ = start_;
 };
 
+// Returns the loss with four decimals; "-" if there is none.
+std::string format_loss(const std::optional<double>& loss);
 std::string skipped_text(const train::StepRecord& record);  // "skipped 3 (2 outliers)"
 
 // Printer of the progress of a training run (core/train/README.md, "Metrics of a step"):
@@ -92,6 +94,7 @@ class StepPrinter {
   StepPrinter& operator=(const StepPrinter&) = delete;
   void print(const train::StepRecord& record);
   void print(const train::Evaluation& evaluation);
+  void print(const std::string& text) const;  // a line above that of the step
 
  private:
   int64_t steps_, steps_done_;

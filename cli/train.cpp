@@ -84,19 +84,28 @@ void print_plan(const train::RunPlan& plan) {
   print_lines(plan.notes);
 }
 
-void print_result(const TrainFlags& flags, const train::StepRecord& first,
-                  const train::StepRecord& last) {
+// Losses of the first and the last step that have one.
+struct LossRange {
+  std::optional<double> first, last;
+};
+
+void print_result(const TrainFlags& flags, const LossRange& loss, const train::StepRecord& last) {
   const auto final_model = (flags.settings.run / "final").string();
   if (flags.json) {
     print_json({{"steps", last.step},
-                {"first_loss", first.loss},
-                {"last_loss", last.loss},
+                {"first_loss", loss.first ? Json(*loss.first) : Json()},
+                {"last_loss", loss.last ? Json(*loss.last) : Json()},
+                {"steps_without_targets", last.steps_without_targets},
                 {"tokens", last.total_tokens},
                 {"model", final_model},
                 {"metrics", (flags.settings.run / "metrics.jsonl").string()}});
   } else {
-    print_text("{} steps, loss {:.4f} -> {:.4f}{}: {}\n", last.step, first.loss, last.loss,
-               last.skipped_steps == 0 ? "" : ", " + skipped_text(last), final_model);
+    print_text("{} steps, loss {} -> {}{}{}: {}\n", last.step, format_loss(loss.first),
+               format_loss(loss.last), last.skipped_steps == 0 ? "" : ", " + skipped_text(last),
+               last.steps_without_targets == 0
+                   ? ""
+                   : fmt::format(", {} of them without targets", last.steps_without_targets),
+               final_model);
   }
 }
 
@@ -126,7 +135,8 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   apply_threads(flags.settings.threads);
   const bool quiet = flags.quiet || comm.rank() != 0;
   std::optional<StepPrinter> printer;
-  train::StepRecord first, last;
+  LossRange loss;
+  train::StepRecord last;
   train::TrainCallbacks callbacks;
   std::optional<Progress> reading;
   callbacks.on_reading = [&](int64_t /*examples*/, int64_t tokens) {
@@ -146,13 +156,16 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   };
   callbacks.on_step = [&](const train::StepRecord& record) {
     signals.start_polling();
-    if (last.step == 0) {
-      first = record;
+    if (record.has_loss()) {
+      loss = {loss.first.value_or(record.loss), record.loss};
     }
     last = record;
     printer->print(record);
   };
   callbacks.on_evaluated = [&](const train::Evaluation& evaluation) { printer->print(evaluation); };
+  callbacks.on_warning = [&](const std::string& sentence) {
+    printer->print("warning: " + sentence);
+  };
   callbacks.evaluate_tasks = evaluate_tasks(flags.settings);
   callbacks.profiled_steps = flags.profile;
   callbacks.stop_requested = [&] { return signals.stop_requested(); };
@@ -161,7 +174,7 @@ void train_on_rank(const TrainFlags& flags, distributed::Comm& comm, train::Stop
   };
   train::train(flags.settings, callbacks, &comm);
   if (last.step > 0 && comm.rank() == 0) {
-    print_result(flags, first, last);
+    print_result(flags, loss, last);
   }
   finish_output();  // before the ranks disconnect, so that a failure ends the run on all of them
 }

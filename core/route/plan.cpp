@@ -82,6 +82,7 @@ RouteInput make_input(const at::Tensor& logits, const at::Tensor& scores,
   }
   input.source_rank = to_device(source_rank, logits.device());
   input.compute_z_loss = group.compute_z_loss;
+  input.sum_losses = group.sum_losses;
   if (group.sequence) {
     MOE_CHECK(std::ssize(*group.sequence) == tokens, "sequences of {} tokens, not {}",
               group.sequence->size(), tokens);

@@ -39,6 +39,7 @@ struct RoutingGroup {
   int64_t ranks = 1;                 // W
   // Inputs of additional losses (route.h). They do not affect the plan.
   bool compute_z_loss = false;
+  bool sum_losses = false;  // as RouteInput::sum_losses
   // [T], sequence number of each token, from 0. Enables sequence_balance_loss().
   std::optional<std::vector<int64_t>> sequence = {};
 };
@@ -65,6 +66,9 @@ struct RouteInput {
   int64_t k = 1;                     // max_choices() of the router
   bool is_dropless = false;          // no capacity limit
   bool compute_z_loss = false;
+  // Losses are sums over tokens, and balance losses are replaced by AuxLosses::balance, because the
+  // group of tokens extends over processes or micro-batches.
+  bool sum_losses = false;
   at::Tensor sequence;       // [T] i64 as in RoutingGroup, or undefined
   int64_t sequences = 0;     // largest sequence number + 1
   int64_t valid_tokens = 0;  // tokens that are not padding

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <deque>
 #include <limits>
 #include <numeric>
@@ -97,14 +98,18 @@ at::Tensor sum_by_rank(const RouteInput& input, const at::Tensor& values) {
   return sum_by_index(input.source_rank, input.ranks + 1, values);
 }
 
-// Weights of the tokens in a mean over ranks of means over tokens. A loss is a sum over tokens of a
-// constant (the weight, and counts of the rank or sequence) times a differentiable term.
+// Weights of the tokens in a mean over ranks of means over tokens, or in a sum. A loss is a sum
+// over tokens of a constant (the weight, and counts of the rank or sequence) times a differentiable
+// term.
 struct TokenWeight {
-  at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens); 0 for padding
-  at::Tensor rank_tokens;  // [T], T_r of the token's rank
+  at::Tensor weight;       // [T], 1 / (T_r * number of ranks with tokens), or 1; 0 for padding
+  at::Tensor rank_tokens;  // [T], T_r of the token's rank; undefined for a sum
 };
 
 TokenWeight token_weight(const RouteInput& input) {
+  if (input.sum_losses) {
+    return {(input.source_rank < input.ranks).to(input.logits.scalar_type()), {}};
+  }
   const at::Tensor by_rank = sum_by_rank(input, at::ones({input.tokens()}, input.logits.options()));
   const at::Tensor ranks = (by_rank.narrow(0, 0, input.ranks) > 0).sum().clamp_min(1);
   const at::Tensor rank_tokens = by_rank.index_select(0, input.source_rank);
@@ -116,6 +121,14 @@ TokenWeight token_weight(const RouteInput& input) {
 at::Tensor rank_fractions(const RouteInput& input, const at::Tensor& counted,
                           const at::Tensor& rank_tokens) {
   return sum_by_rank(input, counted).index_select(0, input.source_rank) / rank_tokens.unsqueeze(1);
+}
+
+// Returns the sums over tokens that are not padding. counted, scores [T, E].
+BalanceSums balance_sums(const RouteInput& input, const at::Tensor& counted,
+                         const at::Tensor& scores) {
+  const at::Tensor weight = token_weight(input).weight.unsqueeze(1);
+  return {(counted * weight).sum(0, /*keepdim=*/false, at::kDouble),
+          (scores * weight).sum(0, /*keepdim=*/false, at::kDouble)};
 }
 
 }  // namespace
@@ -208,13 +221,17 @@ at::Tensor first_choices(const RouteInput& input, int64_t choices) {
   return at::zeros_like(input.logits).scatter_(1, input.experts_by_logit.narrow(1, 0, choices), 1);
 }
 
-at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
-                             const at::Tensor& counted) {
+void add_load_balance_loss(AuxLosses& losses, const at::Tensor& logits, const RouteInput& input,
+                           const at::Tensor& counted) {
+  if (input.sum_losses) {
+    losses.balance = balance_sums(input, counted, at::softmax(logits, 1));
+    return;
+  }
   const TokenWeight tokens = token_weight(input);
   const at::Tensor coefficient = input.experts() *
                                  rank_fractions(input, counted, tokens.rank_tokens) *
                                  tokens.weight.unsqueeze(1);
-  return (coefficient * at::softmax(logits, 1)).sum();
+  losses.load_balance = (coefficient * at::softmax(logits, 1)).sum();
 }
 
 at::Tensor entropy_loss(const at::Tensor& logits, const RouteInput& input) {
@@ -243,19 +260,36 @@ at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& inp
   return (coefficient * at::softmax(logits, 1)).sum();
 }
 
-at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
-                   const RouterSettings& settings) {
+void add_l1_loss(AuxLosses& losses, const at::Tensor& logits, const RouteInput& input,
+                 const at::Tensor& count, const RouterSettings& settings) {
+  const at::Tensor active = (count > 0).to(count.scalar_type());
+  if (input.sum_losses) {
+    losses.balance = balance_sums(input, active, at::relu(logits));
+    return;
+  }
   const TokenWeight tokens = token_weight(input);
   at::Tensor coefficient = tokens.weight.unsqueeze(1);
   if (settings.l1 == L1Weights::kRefined) {
     coefficient = coefficient * (static_cast<double>(input.experts()) / settings.k) *
-                  rank_fractions(input, (count > 0).to(count.scalar_type()), tokens.rank_tokens);
+                  rank_fractions(input, active, tokens.rank_tokens);
   }
-  return (coefficient * at::relu(logits)).sum();
+  losses.l1 = (coefficient * at::relu(logits)).sum();
+}
+
+at::Tensor balance_factors(const at::Tensor& counted, int64_t tokens,
+                           const RouterSettings& settings) {
+  const bool is_l1 = settings.family->has_adaptive_l1;
+  if (is_l1 && settings.l1 == L1Weights::kPlain) {
+    return at::ones_like(counted);
+  }
+  const auto experts = static_cast<double>(counted.size(-1));
+  return counted * (experts / static_cast<double>((is_l1 ? settings.k : 1) * tokens));
 }
 
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier) {
-  return sparsity < target_sparsity ? lambda * multiplier : lambda / multiplier;
+  return sparsity < target_sparsity
+             ? std::max(lambda, std::min(lambda * multiplier, kLambdaCeiling))
+             : std::min(lambda, std::max(lambda / multiplier, kLambdaFloor));
 }
 
 void update_bias(at::Tensor bias, const std::vector<int64_t>& requests, double rate) {

@@ -16,10 +16,18 @@
 
 namespace moe::route {
 
+// Sums over the tokens of one layer, from which a balance loss follows: the sum over experts of
+// balance_factors() times `scores`, over the number of tokens.
+struct BalanceSums {
+  at::Tensor counted;  // [E] f64, number of tokens that count the expert, without gradient
+  at::Tensor scores;   // [E] f64, sum of the probabilities (ReLU: of max(0, a)), with gradient
+};
+
 // Auxiliary losses of one micro-batch: scalars f32 (f64 for f64 logits) with gradient, not
 // multiplied by coefficients. A loss that the router does not have is undefined. sequence_balance
 // is the mean over sequences; each other loss is the mean over the ranks that have tokens
-// (README.md, "Losses are grouped by source rank").
+// (README.md, "Losses are grouped by source rank"), or with RouteInput::sum_losses a sum over
+// tokens.
 struct AuxLosses {
   at::Tensor load_balance;
   at::Tensor entropy;  // top-p
@@ -27,7 +35,8 @@ struct AuxLosses {
   // z: of softmax routers, if RoutingGroup::compute_z_loss. sequence_balance: of routers with
   // load_balance, if RoutingGroup::sequence is set.
   at::Tensor z, sequence_balance;
-  AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers
+  BalanceSums balance = {};  // in place of load_balance or l1, with RouteInput::sum_losses
+  AuxLosses& operator+=(const AuxLosses& other);  // sum over MoE layers, except of `balance`
 };
 
 inline constexpr std::array kAllLosses = {&AuxLosses::load_balance, &AuxLosses::entropy,
@@ -110,10 +119,10 @@ at::Tensor row_weights(const at::Tensor& combine, const at::Tensor& count, const
 // Losses of logits [T, E], differentiable in them; 0 without tokens. A loss "per rank" is
 // computed for the tokens of each rank and averaged over the ranks that have tokens.
 
-// Returns, per rank, E sum_j f_j Q_j with f_j = the share of tokens with counted[i, j] = 1 and
-// Q_j = the mean probability of expert j. counted [T, E] is 0 or 1.
-at::Tensor load_balance_loss(const at::Tensor& logits, const RouteInput& input,
-                             const at::Tensor& counted);
+// Sets load_balance to, per rank, E sum_j f_j Q_j with f_j = the share of tokens with counted[i, j]
+// = 1 and Q_j = the mean probability of expert j; or sets `balance`. counted [T, E] is 0 or 1.
+void add_load_balance_loss(AuxLosses& losses, const at::Tensor& logits, const RouteInput& input,
+                           const at::Tensor& counted);
 
 // Returns [T, E] with 1 at the `choices` experts with the largest logits of every token, before
 // capacity and without bias, else 0.
@@ -131,13 +140,19 @@ at::Tensor z_loss(const at::Tensor& logits, const RouteInput& input);
 at::Tensor sequence_balance_loss(const at::Tensor& logits, const RouteInput& input,
                                  const at::Tensor& counted);
 
-// Returns, per rank, sum_j f_j mean_i max(0, a_ij) with f_j = E / (k T_r) #{i : a_ij > 0}
-// (L1Weights::kRefined) or 1 (kPlain).
-at::Tensor l1_loss(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
-                   const RouterSettings& settings);
+// Sets l1 to, per rank, sum_j f_j mean_i max(0, a_ij) with f_j = E / (k T_r) #{i : a_ij > 0}
+// (L1Weights::kRefined) or 1 (kPlain); or sets `balance`.
+void add_l1_loss(AuxLosses& losses, const at::Tensor& logits, const RouteInput& input,
+                 const at::Tensor& count, const RouterSettings& settings);
+
+// Returns the factors of BalanceSums::scores: E f_j, for ReLU E f_j / k, or 1 with l1=plain, where
+// f_j = counted_j / tokens. counted [..., E] f64 of `tokens` tokens.
+at::Tensor balance_factors(const at::Tensor& counted, int64_t tokens,
+                           const RouterSettings& settings);
 
 // Returns the coefficient of the L1 loss for the next step: lambda * multiplier if `sparsity` is
-// below `target_sparsity` = 1 - k / E, else lambda / multiplier.
+// below `target_sparsity` = 1 - k / E, else lambda / multiplier. It does not leave [kLambdaFloor,
+// kLambdaCeiling]; a lambda from outside moves towards it only, and 0 remains 0.
 double next_lambda(double lambda, double sparsity, double target_sparsity, double multiplier);
 
 // Updates `bias` [E] in place after a step (Wang et al. 2024, Algorithm 1): adds `rate` for experts

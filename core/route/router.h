@@ -29,6 +29,19 @@ enum class LbCount { kFirst, kSelected };  // load-balance loss: first choices, 
 enum class SlotOrder { kChoice, kScore };  // slots are assigned choice by choice, or by score alone
 enum class L1Weights { kRefined, kPlain };  // L1 loss: experts weighted by load, or equally
 
+// Bounds of ReLU's lambda: L1 has no effect at the floor, and outweighs the language model at the
+// ceiling.
+inline constexpr double kLambdaFloor = 1e-10, kLambdaCeiling = 1;
+
+// Tokens over which the load-balance loss of a layer is computed (README.md, "Groups of the balance
+// loss"). All but kRank apply to every auxiliary loss except the balance within sequences.
+enum class LossGroup {
+  kRank,     // those of a logical rank in a micro-batch
+  kMicro,    // a micro-batch
+  kRunning,  // the micro-batches of the step so far
+  kGlobal,   // all micro-batches of the step
+};
+
 // Union of the options of all families. A family leaves the members of other families at their
 // defaults.
 struct RouterSettings {

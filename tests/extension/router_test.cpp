@@ -28,7 +28,7 @@ std::vector<route::Rule> rules(const route::RouterSettings& settings) {
 route::AuxLosses losses(const at::Tensor& logits, const route::RouteInput& input,
                         const at::Tensor& count, const route::RouterSettings& /*settings*/) {
   route::AuxLosses all;
-  all.load_balance = route::load_balance_loss(logits, input, (count > 0).to(logits.scalar_type()));
+  route::add_load_balance_loss(all, logits, input, (count > 0).to(logits.scalar_type()));
   return all;
 }
 

@@ -124,7 +124,7 @@ void set_qwen_moe_keys(const ModelConfig& config, const Architecture& architectu
   if (is_own || std::find(types.begin(), types.end(), "sliding_attention") != types.end()) {
     out.erase("layer_types");  // read by qwen2_moe, not by LLaMA and Mixtral
   }
-  out["router_aux_loss_coef"] = is_own ? 0.0 : moe.lb_coef;
+  out["router_aux_loss_coef"] = moe.lb_coef;
   if (moe.form == FolderForm::kMixtral) {  // a Mixtral that cannot be written as one
     for (const char* key : {"num_local_experts", "router_jitter_noise", "sliding_window"}) {
       out.erase(key);

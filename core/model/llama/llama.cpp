@@ -36,6 +36,7 @@ struct Pass {
                   options.compute_sequence_balance ? std::ssize(tokens.lengths) : 0),
         gate_scale(options.gate_scale.value_or(model.moe ? model.moe->gate_scale : 1.0)) {
     partition.local.compute_z_loss = options.compute_z_loss;
+    partition.local.sum_losses = options.loss_group != route::LossGroup::kRank;
     if (options.compute_sequence_balance) {
       auto& sequence = partition.local.sequence.emplace();  // [T]
       for (size_t number = 0; number < tokens.lengths.size(); ++number) {
@@ -191,6 +192,7 @@ std::vector<Tensor*> layer_outputs(FeedForwardOutput& out) {
   for (const auto loss : route::kAllLosses) {
     outputs.push_back(&(out.losses.*loss));
   }
+  outputs.push_back(&out.losses.balance.scores);
   return outputs;
 }
 
@@ -211,6 +213,7 @@ FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
         FeedForwardOutput out = feed_forward_block(after, layer, *pass, saved_routing.get());
         if (!is_recomputation) {
           first->counters = std::move(out.counters);
+          first->losses.balance.counted = out.losses.balance.counted;
           first->token_rows = std::move(out.token_rows);
         }
         std::vector<Tensor> results;
@@ -220,7 +223,7 @@ FeedForwardOutput recomputed_block(const Tensor& x, const Layer& layer,
         return results;
       },
       x);
-  FeedForwardOutput out{{}, {}, std::move(first->counters), std::move(first->token_rows)};
+  FeedForwardOutput out = std::move(*first);
   auto next = tensors.begin();
   for (Tensor* output : layer_outputs(out)) {
     *output = *next++;
@@ -457,6 +460,9 @@ ForwardResult Llama::forward(const Packed& tokens, const RoutingOptions& routing
     x = out.x;
     if (weights_->layers[index].router.defined()) {
       result.losses += out.losses;
+      if (out.losses.balance.scores.defined()) {
+        result.balance.push_back(out.losses.balance);
+      }
       result.counters.push_back(std::move(out.counters));
       if (routing.count_tokens) {
         result.token_rows.push_back(std::move(out.token_rows));

@@ -47,6 +47,8 @@ struct RoutingOptions {
   std::optional<double> gate_scale = {};  // overrides the gate_scale of the checkpoint
   // Additional losses (core/route/route.h).
   bool compute_z_loss = false, compute_sequence_balance = false;
+  // All but kRank: losses are sums over tokens, and balance losses are ForwardResult::balance.
+  route::LossGroup loss_group = route::LossGroup::kRank;
 };
 
 // Result for the tokens of this process. Under expert parallelism backward is a collective: every
@@ -56,8 +58,9 @@ struct ForwardResult {
   // Summed over MoE layers: means over all logical ranks with tokens. Under expert parallelism each
   // process has its part of the sum over the group.
   route::AuxLosses losses;
-  std::vector<route::Counters> counters;  // one per MoE layer, of this process only
-  std::vector<at::Tensor> token_rows;     // one per MoE layer, [T, 3 + E] i64 (count_rows_by_token)
+  std::vector<route::BalanceSums> balance;  // one per MoE layer, or none (loss_group)
+  std::vector<route::Counters> counters;    // one per MoE layer, of this process only
+  std::vector<at::Tensor> token_rows;  // one per MoE layer, [T, 3 + E] i64 (count_rows_by_token)
 };
 
 // Called in every layer with the normed input of its feed-forward [T, D] f32.

@@ -243,15 +243,18 @@ Tensor with_adapter(const Tensor& rows, const Tensor& weight, const Adapter& ada
 }
 
 // Returns the losses scaled so that their sums over processes are means over ranks or sequences.
+// Sums over tokens remain as they are.
 route::AuxLosses scaled_losses(const route::AuxLosses& losses, const TokenPartition& partition) {
   if (!partition.is_expert_parallel()) {
     return losses;
   }
   route::AuxLosses scaled;
+  scaled.balance = losses.balance;
+  const double rank_scale = partition.local.sum_losses ? 1 : partition.loss_scale;
   for (const auto loss : route::kAllLosses) {
     const bool is_per_sequence = loss == &route::AuxLosses::sequence_balance;
     if (const Tensor& unscaled = losses.*loss; unscaled.defined()) {
-      scaled.*loss = unscaled * (is_per_sequence ? partition.sequence_scale : partition.loss_scale);
+      scaled.*loss = unscaled * (is_per_sequence ? partition.sequence_scale : rank_scale);
     }
   }
   return scaled;

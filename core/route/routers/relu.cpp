@@ -26,7 +26,7 @@ at::Tensor gates(const at::Tensor& logits, const at::Tensor& count, const Router
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor& count,
                  const RouterSettings& settings) {
   AuxLosses all;
-  all.l1 = l1_loss(logits, input, count, settings);
+  add_l1_loss(all, logits, input, count, settings);
   return all;
 }
 

@@ -60,8 +60,7 @@ at::Tensor sequence_balance(const at::Tensor& logits, const RouteInput& input) {
 AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Tensor&,
                  const RouterSettings& settings) {
   AuxLosses all;
-  all.load_balance =
-      load_balance_loss(logits, input, first_choices(input, counted_choices(input, settings)));
+  add_load_balance_loss(all, logits, input, first_choices(input, counted_choices(input, settings)));
   all.sequence_balance = sequence_balance(logits, input);
   return all;
 }
@@ -131,6 +130,11 @@ void fused_gate_weights(const at::Tensor& logits, const RouterSettings& settings
        counted_choices(input, settings), std::max<int64_t>(ranks_with_tokens, 1)});
   routing.combine = gates.combine;
   routing.weights = gates.weights;
+  if (input.sum_losses) {
+    routing.losses = losses(logits, input, routing.count, settings);
+    routing.losses.z = input.compute_z_loss ? z_loss(logits, input) : at::Tensor();
+    return;
+  }
   routing.losses.load_balance = gates.load_balance;
   routing.losses.z = input.compute_z_loss ? gates.z : at::Tensor();
   routing.losses.sequence_balance = sequence_balance(logits, input);

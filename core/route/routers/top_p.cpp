@@ -27,7 +27,7 @@ AuxLosses losses(const at::Tensor& logits, const RouteInput& input, const at::Te
                  const RouterSettings&) {
   const at::Tensor chosen = (count > 0).to(input.logits.scalar_type());
   AuxLosses all;
-  all.load_balance = load_balance_loss(logits, input, chosen);
+  add_load_balance_loss(all, logits, input, chosen);
   all.entropy = entropy_loss(logits, input);
   if (input.sequence.defined()) {
     all.sequence_balance = sequence_balance_loss(logits, input, chosen);

@@ -30,6 +30,7 @@ OrderedJson to_json(const TrainState& state) {
           {"total_tokens", state.total_tokens},
           {"skipped_steps", state.skipped_steps},
           {"skipped_outliers", state.skipped_outliers},
+          {"steps_without_targets", state.steps_without_targets},
           {"outliers",
            {{"losses", state.outliers.losses},
             {"norms", state.outliers.norms},
@@ -204,6 +205,7 @@ TrainState read_train_state(const fs::path& folder) {
   state.total_tokens = get_count("total_tokens");
   state.skipped_steps = get_count("skipped_steps", 0);
   state.skipped_outliers = get_count("skipped_outliers", 0);
+  state.steps_without_targets = get_count("steps_without_targets", 0);
   state.outliers = read_outliers(json, where);
   state.lambda = get_double(json, "lambda", where);
   USER_ERROR_IF(state.lambda < 0, "{}: 'lambda' is {}, it must not be negative", where,

@@ -20,8 +20,9 @@ struct TrainState {
   int64_t step = 0;  // number of steps done
   int64_t total_tokens = 0;
   int64_t skipped_steps = 0, skipped_outliers = 0;  // skipped_steps includes skipped_outliers
-  OutlierWindow outliers;                           // empty if outliers are not skipped
-  double lambda = 0;                                // ReLU: of the next step
+  int64_t steps_without_targets = 0;
+  OutlierWindow outliers;    // empty if outliers are not skipped
+  double lambda = 0;         // ReLU: of the next step
   int64_t group_tokens = 0;  // tokens of a full micro-batch, over which capacity is computed
   data::Cursor cursor;
   bool operator==(const TrainState&) const = default;

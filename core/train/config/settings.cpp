@@ -167,6 +167,17 @@ Options run_options(TrainSettings& settings) {
   return {
       {"lb-coef", &settings.lb_coef, group::kRouter, "coefficient of the load-balance loss",
        number_from(0), kFromModel},
+      written_if([&settings] { return settings.lb_group != route::LossGroup::kRank; },
+                 {"lb-group",
+                  named("lb-group", settings.lb_group,
+                        {{"rank", route::LossGroup::kRank},
+                         {"micro", route::LossGroup::kMicro},
+                         {"running", route::LossGroup::kRunning},
+                         {"global", route::LossGroup::kGlobal}}),
+                  group::kRouter,
+                  "tokens that the load-balance loss counts together: rank (a logical rank's of a "
+                  "micro-batch), micro (a micro-batch), running (the step so far) or global (the "
+                  "step)"}),
       {"entropy-coef", &settings.entropy_coef, group::kRouter,
        "coefficient of the top-p entropy loss", number_from(0), kFromModel},
       {"z-coef", &settings.z_coef, group::kRouter,
@@ -326,8 +337,9 @@ std::string l1_term(double lambda, const route::RouterSettings& router, int64_t 
   const double target = 1.0 - static_cast<double>(router.k) / experts;
   return fmt::format(
       " + lambda x {}; lambda is {} at first, and is multiplied by {} after a step whose sparsity "
-      "is below S* = 1 - {}/{} = {:.6g}, else divided by it",
-      loss, lambda, router.lambda_multiplier, router.k, experts, target);
+      "is below S* = 1 - {}/{} = {:.6g}, else divided by it, within {} to {}",
+      loss, lambda, router.lambda_multiplier, router.k, experts, target, route::kLambdaFloor,
+      route::kLambdaCeiling);
 }
 
 Options& added_options() {
@@ -492,6 +504,10 @@ void resolve_coefficients(TrainSettings& settings, const model::MoeConfig& store
     const bool is_set = has_loss && (!is_optional || value != 0 || other != 0);
     coefficient = is_set ? std::optional(value) : std::nullopt;
   };
+  USER_ERROR_IF(settings.lb_group != route::LossGroup::kRank && !family.load_balance_coef &&
+                    !family.has_adaptive_l1,
+                "--lb-group: {} has no load-balance loss, {}; leave it out", to_string(router),
+                family.no_load_balance);
   fill(settings.lb_coef, "--lb-coef", family.load_balance_coef.has_value(),
        is_same_family && has_same_bias ? stored.lb_coef : default_lb_coef(router),
        fmt::format("load-balance loss, {}", family.no_load_balance));
@@ -518,19 +534,25 @@ void refuse_coefficients(const TrainSettings& settings) {
   refuse(settings.z_coef, "--z-coef", reason);
   refuse(settings.seq_lb_coef, "--seq-lb-coef", reason);
   refuse(settings.lambda, "--lambda", reason);
+  USER_ERROR_IF(settings.lb_group != route::LossGroup::kRank, "--lb-group: {}; leave it out",
+                reason);
 }
 
 std::string describe_losses(const TrainSettings& settings, const route::RouterSettings& router,
                             int64_t experts, bool router_trains) {
   const route::RouterFamily& family = *router.family;
   std::string words = "language model";
+  const char* grouped = settings.lb_group == route::LossGroup::kMicro     ? ", over a micro-batch"
+                        : settings.lb_group == route::LossGroup::kRunning ? ", over the step so far"
+                        : settings.lb_group == route::LossGroup::kGlobal  ? ", over the step"
+                                                                          : "";
   if (family.has_adaptive_l1) {
     words += l1_term(settings.lambda.value_or(0), router, experts, router_trains);
   }
   if (family.load_balance_coef) {
     const char* counted =
         router.lb_count == route::LbCount::kFirst ? "of first choices" : "of selected experts";
-    words += loss_term(settings.lb_coef, fmt::format("load balance ({})", counted));
+    words += loss_term(settings.lb_coef, fmt::format("load balance ({}{})", counted, grouped));
   }
   if (family.entropy_coef) {
     words += loss_term(settings.entropy_coef, "entropy");

@@ -94,6 +94,7 @@ struct TrainSettings {
   // Coefficients of auxiliary losses; unset: see resolve_coefficients().
   std::optional<double> lb_coef, entropy_coef, z_coef, seq_lb_coef;
   std::optional<double> lambda;  // ReLU: weight of the L1 loss in the first step
+  route::LossGroup lb_group = route::LossGroup::kRank;
 
   EvaluationSettings evaluation;
 

@@ -108,6 +108,7 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
     route::check_inference(resolved.router, "leave --eval-data and --eval-tasks out");
   }
   plan.routing = {resolved.router, resolved.ep_ranks};
+  plan.routing.loss_group = settings.lb_group;
   // settings.toml has this router in full, so that a resumed run does not depend on the folder.
   // With
   // --upcycle it has the router before --granularity is applied.
@@ -129,6 +130,21 @@ void check_batches(const TrainSettings& settings, const distributed::Layout& lay
                 "equally; give a multiple of {}",
                 *settings.global_batch, batches, *settings.micro_batch, layout.replicas,
                 *settings.micro_batch * layout.replicas);
+}
+
+// Adds the cost of --lb-group global to the notes. A backward takes the time of about two forwards,
+// or of three if it recomputes layers.
+void note_forwards(RunPlan& plan) {
+  const TrainSettings& settings = plan.settings;
+  const int64_t batches = *settings.global_batch / (*settings.micro_batch * plan.layout.replicas);
+  if (plan.is_moe && settings.lb_group == route::LossGroup::kGlobal && batches > 1) {
+    const int64_t passes = settings.compute.recompute == model::Recompute::kNone ? 3 : 4;
+    plan.notes.push_back(
+        fmt::format("--lb-group global: {} of the {} micro-batches of a step are forwarded once "
+                    "more to count their tokens, about {:.0f} % more compute; --lb-group running "
+                    "counts those of the step so far instead",
+                    batches - 1, batches, 100.0 * (batches - 1) / (passes * batches)));
+  }
 }
 
 int64_t micro_batch_tokens(const TrainSettings& settings, const data::Examples& examples) {
@@ -194,6 +210,7 @@ Prepared prepare_rank(const TrainSettings& given, const TrainCallbacks& callback
   plan.layout = distributed::make_layout(processes, rank, settings.replicas, plan.routing.ep_ranks,
                                          config.moe ? config.moe->experts : 0);
   check_batches(plan.settings, plan.layout);
+  note_forwards(plan);
   const double epoch_rows =
       data::BatchStream(run.examples, batch_settings(plan.settings)).rows_per_epoch();
   if (!plan.settings.steps) {

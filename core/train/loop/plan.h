@@ -98,6 +98,8 @@ struct TrainCallbacks {
   std::function<void(int64_t, int64_t)> on_reading = [](int64_t, int64_t) {};
   std::function<void(const RunPlan&)> on_start = [](const RunPlan&) {};
   std::function<void(const StepRecord&)> on_step = [](const StepRecord&) {};
+  // Called on rank 0 with a sentence about the last steps.
+  std::function<void(const std::string&)> on_warning = [](const std::string&) {};
   std::function<void(const std::filesystem::path&)> on_saved = [](const std::filesystem::path&) {};
   std::function<void(const Evaluation&)> on_evaluated = [](const Evaluation&) {};
   EvaluateTasks evaluate_tasks = {};  // required if the settings name tasks

@@ -150,6 +150,12 @@ class Run {
       }
       const StepRecord record = step();
       callbacks_.on_step(record);
+      if (!record.has_loss() && record.steps_without_targets == 1 && is_rank_zero()) {
+        callbacks_.on_warning(fmt::format(
+            "step {} has no token with loss: its sequences hold no part of an answer. Such steps "
+            "have no loss and are counted; longer --seq-len or a larger --global-batch avoids them",
+            record.step));
+      }
       if (timeline && state_.step == profiled_to) {
         timeline->finish(folder_.path() / "trace.json");
         timeline.reset();
@@ -160,6 +166,9 @@ class Run {
       if (is_save_due() && bad_steps_ == 0) {
         save(folder_.checkpoint(state_.step));
       }
+    }
+    if (log_ != nullptr && log_->collapse().news().empty() && !log_->collapse().state().empty()) {
+      callbacks_.on_warning("at the end of the run, " + log_->collapse().state());
     }
     saver_.wait();
     remove_older_checkpoints();
@@ -211,6 +220,9 @@ class Run {
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {}) {
     if (log_ != nullptr) {
       log_->append(line, samples);
+      if (const std::string news = log_->collapse().news(); !news.empty()) {
+        callbacks_.on_warning(news);
+      }
     }
   }
 
@@ -288,8 +300,9 @@ class Run {
       }
       bad_steps_ = 0;
       const auto z = plan_.settings.skip_outliers;
-      if (const auto why =
-              z ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z) : std::nullopt) {
+      if (const auto why = z && record.has_loss()
+                               ? find_outlier(state_.outliers, record.loss, record.grad_norm, *z)
+                               : std::nullopt) {
         ++state_.skipped_outliers;
         note_skipped(record, "outlier", *why);
       } else {
@@ -347,6 +360,7 @@ class Run {
   // Sets total_tokens and, for a mixture, the fields of auxiliary losses and routing.
   void complete_record(StepRecord& record, const AuxCoefficients& coefficients) {
     record.total_tokens = state_.total_tokens += record.tokens;
+    record.steps_without_targets = state_.steps_without_targets += record.has_loss() ? 0 : 1;
     if (!plan_.is_moe) {
       return;
     }

@@ -1,9 +1,10 @@
 #include "core/train/observe/curves.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 #include "core/base/error.h"
 
@@ -45,6 +46,25 @@ void double_width(std::vector<Bucket>& buckets, int64_t& width) {
     append_or_add(wider, std::move(bucket));
   }
   buckets = std::move(wider);
+}
+
+std::pair<int64_t, size_t> shape(const LayerLoad& load) { return {load.layer, load.rows.size()}; }
+
+void add_rows(std::vector<LayerLoad>& sums, const std::vector<LayerLoad>& loads) {
+  for (size_t layer = 0; layer < sums.size(); ++layer) {
+    for (size_t expert = 0; expert < sums[layer].rows.size(); ++expert) {
+      sums[layer].rows[expert] += loads[layer].rows[expert];
+    }
+  }
+}
+
+// Returns the first `count` of `words`, and the number of the others.
+std::string first_of(std::vector<std::string> words, size_t count, const char* separator) {
+  if (words.size() > count) {
+    words[count] = fmt::format("{} more", words.size() - count);
+    words.resize(count + 1);
+  }
+  return fmt::format("{}", fmt::join(words, separator));
 }
 
 constexpr double kDenseTolerance = 0.05;  // variation of S while lambda is negligible
@@ -201,7 +221,6 @@ Downsampled Downsampled::from_json(const Json& json, const std::string& where) {
 }
 
 void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
-  const auto shape = [](const LayerLoad& load) { return std::pair(load.layer, load.rows.size()); };
   if (loads.empty() ||
       (!empty() && !std::ranges::equal(columns_.front().loads, loads, {}, shape, shape))) {
     return;
@@ -214,11 +233,7 @@ void LoadMap::add(int64_t step, const std::vector<LayerLoad>& loads) {
 
 void LoadMap::Column::add(const Column& later) {
   end = later.end;
-  for (size_t layer = 0; layer < loads.size(); ++layer) {
-    for (size_t expert = 0; expert < loads[layer].rows.size(); ++expert) {
-      loads[layer].rows[expert] += later.loads[layer].rows[expert];
-    }
-  }
+  add_rows(loads, later.loads);
 }
 
 // Returns the maximum number of columns: fewer for many layers and experts, which would make the
@@ -303,6 +318,82 @@ double relative_load(const LayerLoad& load, size_t expert) {
   return total > 0 ? static_cast<double>(load.rows[expert]) *
                          static_cast<double>(load.rows.size()) / total
                    : 0;
+}
+
+void CollapseWatch::add(int64_t step, const std::vector<LayerLoad>& loads) {
+  constexpr int64_t kMinRows = 20;  // per expert; with fewer, chance leaves one idle
+  constexpr int64_t kIdle = 10, kRecovered = 5;
+  news_.clear();
+  if (!std::ranges::equal(rows_, loads, {}, shape, shape)) {
+    rows_ = loads;
+    steps_ = 0;
+  } else {
+    add_rows(rows_, loads);
+  }
+  if (++steps_ < kSteps || loads.empty()) {
+    return;
+  }
+  std::vector<std::string> all, fresh;
+  for (const auto& [layer, rows] : rows_) {
+    const auto experts = std::ssize(rows);
+    const auto sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+    const int64_t factor = experts * (collapsed_.contains(layer) ? kRecovered : kIdle);
+    std::vector<std::string> idle;
+    for (int64_t expert = 0; expert < experts && sum >= kMinRows * experts; ++expert) {
+      if (rows[expert] * factor < sum) {
+        idle.push_back(fmt::format("{}", expert));
+      }
+    }
+    if (idle.empty()) {
+      collapsed_.erase(layer);
+      continue;
+    }
+    const auto busiest = std::ranges::max_element(rows);
+    all.push_back(fmt::format("layer {}: {} of {} ({}), while expert {} has {:.0f} %", layer,
+                              idle.size(), experts, first_of(idle, 8, ", "), busiest - rows.begin(),
+                              100.0 * *busiest / sum));
+    if (collapsed_.insert(layer).second) {
+      fresh.push_back(all.back());
+    }
+  }
+  const auto sentence = [&](const std::vector<std::string>& layers) {
+    return layers.empty()
+               ? ""
+               : fmt::format(
+                     "experts are nearly idle, each with less than {:.3g} % of the routed "
+                     "tokens of its layer (a tenth of an equal share) in steps {} to {}: "
+                     "{}. They hardly learn; a higher --lb-coef (0.1) or, for top-k, a "
+                     "router with bias=0.01 spreads the tokens, and a lower --lr keeps them "
+                     "spread",
+                     10.0 / std::ssize(rows_.front().rows), step - kSteps + 1, step,
+                     first_of(layers, 4, "; "));
+  };
+  state_ = sentence(all);
+  news_ = sentence(fresh);
+  rows_.clear();
+}
+
+OrderedJson CollapseWatch::to_json() const {
+  OrderedJson rows = OrderedJson::array();
+  for (const auto& load : rows_) {
+    rows.push_back({{"layer", load.layer}, {"rows", load.rows}});
+  }
+  return {{"steps", steps_}, {"layers", rows}, {"collapsed", collapsed_}, {"state", state_}};
+}
+
+CollapseWatch CollapseWatch::from_json(const Json& json, const std::string& where) {
+  CollapseWatch watch;
+  if (json.is_null()) {  // an older version
+    return watch;
+  }
+  watch.steps_ = get_int(json, "steps", where);
+  for (const auto& load : json.value("layers", Json::array())) {
+    watch.rows_.push_back({get_int(load, "layer", where), get_ints(load, "rows", where)});
+  }
+  const auto collapsed = get_ints(json, "collapsed", where);
+  watch.collapsed_ = {collapsed.begin(), collapsed.end()};
+  watch.state_ = get_string(json, "state", where);
+  return watch;
 }
 
 void ReluStages::add(int64_t step, double sparsity, double target_sparsity) {

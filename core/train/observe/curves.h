@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,30 @@ std::vector<LayerLoad> parse_loads(const Json& line);
 
 // Returns the rows of an expert over an equal share: 1 = balanced, 0 = no rows.
 double relative_load(const LayerLoad& load, size_t expert);
+
+// Watches MoE layers for collapse (core/train/README.md, "Collapse"). After every kSteps steps an
+// expert is nearly idle if it had less than a tenth of an equal share of the rows of its layer in
+// those steps. A layer with an idle expert is news once, until every expert has a fifth of its
+// share.
+class CollapseWatch {
+ public:
+  static constexpr int64_t kSteps = 20;
+
+  void add(int64_t step, const std::vector<LayerLoad>& loads);
+  // Return a sentence about the layers that collapsed with the last step added, and about all that
+  // were collapsed in the last kSteps steps; "" if there are none.
+  const std::string& news() const { return news_; }
+  const std::string& state() const { return state_; }
+
+  OrderedJson to_json() const;
+  static CollapseWatch from_json(const Json& json, const std::string& where);
+
+ private:
+  int64_t steps_ = 0;  // of the current window
+  std::vector<LayerLoad> rows_;
+  std::set<int64_t> collapsed_;  // layers
+  std::string news_, state_;
+};
 
 // Ends of the stages of ReLU training (core/route/README.md, "Stages of ReLU training"): dense
 // while lambda is too small to matter, then sparsifying, then stable around the target.

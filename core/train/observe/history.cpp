@@ -210,7 +210,7 @@ void History::add(const Json& line, const std::string& where) {
   missing += std::max<int64_t>(0, step - steps - 1);  // steps count from 1; step 0 is optional
   has_lines_ = true;
   steps = step;
-  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // 0 in a step without responses
+  const bool has_loss = line.value("target_tokens", Json(1)) != 0;  // older logs have a loss of 0
   for (const auto& [name, value] : line.items()) {
     if (has_loss || name != "loss") {
       add_number(step, name, value);
@@ -222,7 +222,9 @@ void History::add(const Json& line, const std::string& where) {
       add_number(step, "tasks/" + task + "/" + metric, value);
     }
   }
-  loads_.add(step, parse_loads(line));
+  const std::vector<LayerLoad> loads = parse_loads(line);
+  loads_.add(step, loads);
+  collapse_.add(step, loads);
   const auto sparsity = find_number(line, "sparsity"),
              target = find_number(line, "target_sparsity");
   if (sparsity && target) {
@@ -237,6 +239,7 @@ void History::add(const Json& line, const std::string& where) {
   }
   skipped_count = skipped_now;
   skipped_outliers = find_int(line, "skipped_outliers").value_or(skipped_outliers);
+  steps_without_targets = find_int(line, "steps_without_targets").value_or(steps_without_targets);
 }
 
 void History::add_number(int64_t step, const std::string& name, const Json& value) {
@@ -258,10 +261,12 @@ OrderedJson History::to_json() const {
           {"skipped", skipped},
           {"skipped_count", skipped_count},
           {"skipped_outliers", skipped_outliers},
+          {"steps_without_targets", steps_without_targets},
           {"curves", curves},
           {"loads", loads_.to_json()},
           {"samples", samples_.to_json()},
-          {"relu_stages", relu_stages_.to_json()}};
+          {"relu_stages", relu_stages_.to_json()},
+          {"collapse", collapse_.to_json()}};
 }
 
 History History::from_json(const Json& json, const std::string& where) {
@@ -275,6 +280,7 @@ History History::from_json(const Json& json, const std::string& where) {
   history.skipped = get_ints(json, "skipped", where);
   history.skipped_count = get_int(json, "skipped_count", where);
   history.skipped_outliers = get_int(json, "skipped_outliers", where);
+  history.steps_without_targets = get_int(json, "steps_without_targets", where, 0);
   const Json curves = json.value("curves", Json());
   USER_ERROR_IF(
       !curves.is_object() || curves.size() > kMaxCurves || history.skipped.size() > kMaxSkipped,
@@ -286,6 +292,8 @@ History History::from_json(const Json& json, const std::string& where) {
   history.samples_ = SampleHistory::from_json(json.value("samples", Json()), where + ": samples");
   history.relu_stages_ =
       ReluStages::from_json(json.value("relu_stages", Json()), where + ": relu_stages");
+  history.collapse_ =
+      CollapseWatch::from_json(json.value("collapse", Json()), where + ": collapse");
   return history;
 }
 

@@ -87,6 +87,7 @@ class History {
   const LoadMap& loads() const { return loads_; }
   const SampleHistory& samples() const { return samples_; }
   const ReluStages& relu_stages() const { return relu_stages_; }
+  const CollapseWatch& collapse() const { return collapse_; }
 
   OrderedJson to_json() const;
   // Throws UserError, prefixed with `where`, if `json` is not from to_json().
@@ -98,6 +99,7 @@ class History {
   double seconds = 0;                               // of all steps and evaluations
   std::vector<int64_t> skipped;                     // the first skipped steps
   int64_t skipped_count = 0, skipped_outliers = 0;  // skipped_count includes skipped_outliers
+  int64_t steps_without_targets = 0;                // without a loss
 
  private:
   void add_number(int64_t step, const std::string& name, const Json& value);
@@ -107,6 +109,7 @@ class History {
   LoadMap loads_;
   SampleHistory samples_;
   ReluStages relu_stages_;
+  CollapseWatch collapse_;
 };
 
 // Reads metrics.jsonl and samples.jsonl of the folder `run`, without an unfinished last line.

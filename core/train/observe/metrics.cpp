@@ -225,7 +225,7 @@ std::optional<double> lr_from_metrics(const fs::path& model) {
 OrderedJson to_json(const StepRecord& record) {
   OrderedJson json = OrderedJson::object();
   json["step"] = record.step;
-  json["loss"] = record.loss;
+  json["loss"] = record.has_loss() ? OrderedJson(record.loss) : OrderedJson();
   json["grad_norm"] = record.grad_norm;
   json["lr"] = record.lr;
   json["tokens"] = record.tokens;
@@ -245,6 +245,9 @@ OrderedJson to_json(const StepRecord& record) {
   }
   if (record.skipped_outliers) {
     json["skipped_outliers"] = *record.skipped_outliers;
+  }
+  if (record.steps_without_targets > 0) {
+    json["steps_without_targets"] = record.steps_without_targets;
   }
   put(json, "load_balance_loss", record.load_balance);
   put(json, "entropy_loss", record.entropy);

@@ -33,6 +33,7 @@ struct StepRecord : StepLosses {
   std::string skipped_kind, skipped_why;    // "not finite" or "outlier"; a description
   int64_t skipped_steps = 0;                // so far, of both kinds
   std::optional<int64_t> skipped_outliers;  // so far, if outliers are skipped
+  int64_t steps_without_targets = 0;        // so far; they have no loss
 
   std::optional<double> auxiliary;                // weighted sum of the auxiliary losses
   std::optional<double> lambda, target_sparsity;  // ReLU: lambda of this step, S*
@@ -123,6 +124,7 @@ class MetricsLog {
   // Appends the line of a step. Adds the ends of both ReLU stages to the line of the step that ends
   // the sparsifying stage.
   void append(const OrderedJson& line, const std::vector<TextSample>& samples = {});
+  const CollapseWatch& collapse() const { return history_.collapse(); }
   LogState state() const;
   // Syncs the files and the run's folder to the disk. Thread-safe.
   void sync() const;

@@ -252,6 +252,14 @@ OrderedJson notes(const History& history, const std::vector<Json>& starts,
                     history.skipped_count > std::ssize(history.skipped) ? ", .." : ""),
         true);
   }
+  if (history.steps_without_targets > 0) {
+    add(fmt::format("{} of {} steps had no token with loss and are not in the loss curve",
+                    group_digits(history.steps_without_targets), group_digits(history.steps)),
+        true);
+  }
+  if (const std::string collapse = history.collapse().state(); !collapse.empty()) {
+    add(collapse, true);
+  }
   if (history.missing > 0) {
     add(fmt::format("{} step{} no line in metrics.jsonl and {} not drawn",
                     group_digits(history.missing), history.missing == 1 ? " has" : "s have",

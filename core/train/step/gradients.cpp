@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/data/examples.h"
@@ -50,23 +51,94 @@ Tensor weighted_sum(const route::AuxLosses& losses, const AuxCoefficients& coeff
   return sum;
 }
 
-// Adds the gradient of target_share * NLL + coefficients * losses of `batch` to the model's
-// parameters. With `joins`, runs backward even if there are no targets, because other processes
-// wait in its collectives.
+Tensor stack_layers(const std::vector<route::BalanceSums>& layers,
+                    Tensor route::BalanceSums::*sums) {
+  MOE_CHECK(!layers.empty(), "the router has no sums for a balance loss (route/route.h)");
+  std::vector<Tensor> all;
+  for (const auto& layer : layers) {
+    all.push_back(layer.*sums);
+  }
+  return at::stack(all);  // [L, E]
+}
+
+// Balance losses of groups of tokens that are larger than a rank (route::LossGroup). f of the
+// group, a constant of the loss, is complete before the backward of its first micro-batch.
+class GroupedBalance {
+ public:
+  GroupedBalance(const model::RoutingOptions& routing, distributed::World* world)
+      : routing_(routing), world_(world) {}
+
+  // Adds the counts of all `batches` but the first, whose forward is the next. Required by kGlobal.
+  void count_ahead(const model::Llama& model, const std::vector<data::Batch>& batches) {
+    const at::NoGradGuard no_gradients;
+    for (size_t i = 1; i < batches.size(); ++i) {
+      const data::Batch& batch = batches[i];
+      add(model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing_).balance);
+    }
+  }
+
+  // Sets the balance loss of a micro-batch to its share in the sum over the tokens of the group.
+  // `group_tokens`: tokens of the group up to this micro-batch, on all processes.
+  void add_loss(const std::vector<route::BalanceSums>& layers, int64_t group_tokens,
+                route::AuxLosses& losses) {
+    const bool is_complete = routing_.loss_group == route::LossGroup::kGlobal && factors_.defined();
+    if (!is_complete) {
+      if (routing_.loss_group == route::LossGroup::kMicro) {
+        counted_ = Tensor();
+      }
+      add(layers);
+      Tensor counted = counted_.clone();
+      if (world_ != nullptr) {
+        (routing_.loss_group == route::LossGroup::kMicro ? *world_->group : world_->all)
+            .all_reduce(counted);
+      }
+      factors_ = route::balance_factors(counted, group_tokens, routing_.router);
+    }
+    const bool is_l1 = routing_.router.family->has_adaptive_l1;
+    losses.*(is_l1 ? &route::AuxLosses::l1 : &route::AuxLosses::load_balance) =
+        (factors_ * stack_layers(layers, &route::BalanceSums::scores)).sum();
+  }
+
+ private:
+  void add(const std::vector<route::BalanceSums>& layers) {
+    const Tensor counted = stack_layers(layers, &route::BalanceSums::counted);
+    counted_ = counted_.defined() ? counted_ + counted : counted;
+  }
+
+  const model::RoutingOptions& routing_;
+  distributed::World* world_;
+  Tensor counted_;  // [L, E] f64, of this process
+  Tensor factors_;  // [L, E] f64
+};
+
+// Shares of a micro-batch in the losses of a step.
+struct MicroBatchShare {
+  double targets = 0;                 // factor of the NLL
+  PerAuxLoss<double> auxiliary = {};  // factors of the auxiliary losses
+  AuxCoefficients coefficients = {};  // the same times the coefficients
+  int64_t group_tokens = 0;           // GroupedBalance::add_loss()
+};
+
+// Adds the gradient of targets * NLL + coefficients * losses of `batch` to the model's parameters.
+// With `joins`, runs backward even if there are no targets, because other processes wait in its
+// collectives.
 MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& batch,
-                                 const model::RoutingOptions& routing, double target_share,
-                                 const AuxCoefficients& coefficients, bool joins) {
+                                 const model::RoutingOptions& routing, const MicroBatchShare& share,
+                                 GroupedBalance& balance, bool joins) {
   auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
+  if (!result.balance.empty()) {
+    balance.add_loss(result.balance, share.group_tokens, result.losses);
+  }
   HeadLoss language;
   model.with_head([&](const Tensor& weight) {
-    language = head_loss(weight, result.hidden, batch.targets, target_share, model.product_type());
+    language = head_loss(weight, result.hidden, batch.targets, share.targets, model.product_type());
   });
   std::vector<Tensor> roots, gradients;
   if ((joins || language.hidden.size(0) > 0) && language.hidden.requires_grad()) {
     roots.push_back(language.hidden);
     gradients.push_back(language.gradient);
   }
-  if (const Tensor sum = weighted_sum(result.losses, coefficients); sum.defined()) {
+  if (const Tensor sum = weighted_sum(result.losses, share.coefficients); sum.defined()) {
     roots.push_back(sum);
     gradients.push_back(at::ones_like(sum));
   }
@@ -108,6 +180,34 @@ std::vector<data::Batch> local_share(const std::vector<data::Batch>& micro_batch
                                   layout.first_row(rows, layout.ep_rank() + 1)));
   }
   return share;
+}
+
+// Sets the shares of micro-batch `round` of a replica in the auxiliary losses.
+void set_auxiliary(const std::vector<data::Batch>& micro_batches, size_t round,
+                   route::LossGroup group, const distributed::World* world,
+                   const AuxCoefficients& coefficients, MicroBatchShare& share) {
+  const auto tokens = [&](size_t first, size_t end) {
+    return std::accumulate(
+        micro_batches.begin() + first, micro_batches.begin() + end, int64_t{0},
+        [](int64_t sum, const data::Batch& batch) { return sum + std::ssize(batch.ids); });
+  };
+  const size_t all = micro_batches.size();
+  const size_t replicas = world == nullptr ? 1 : world->layout.replicas;
+  const double batch_share = 1.0 / all;
+  double factor = batch_share;
+  if (group == route::LossGroup::kMicro) {
+    const size_t number = round * replicas + (world == nullptr ? 0 : world->layout.replica());
+    share.group_tokens = tokens(number, number + 1);
+    factor /= share.group_tokens;
+  } else if (group != route::LossGroup::kRank) {
+    share.group_tokens =
+        tokens(0, group == route::LossGroup::kGlobal ? all : (round + 1) * replicas);
+    factor = 1.0 / tokens(0, all);
+  }
+  for (const auto loss : AuxCoefficients::members()) {
+    share.auxiliary.*loss = loss == &AuxCoefficients::sequence_balance ? batch_share : factor;
+    share.coefficients.*loss = coefficients.*loss * share.auxiliary.*loss;
+  }
 }
 
 // Returns the counters of all processes, by micro-batch and layer. `own`: those of local_share().
@@ -198,11 +298,6 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
     step.target_tokens += batch.target_count;
   }
   const double target_share = 1.0 / std::max<int64_t>(1, step.target_tokens);
-  const double batch_share = 1.0 / micro_batches.size();
-  AuxCoefficients batch_coefficients = coefficients;
-  for (const auto coefficient : AuxCoefficients::members()) {
-    batch_coefficients.*coefficient *= batch_share;
-  }
   model::RoutingOptions options = routing;
   options.compute_z_loss = coefficients.z != 0;
   options.compute_sequence_balance = coefficients.sequence_balance != 0;
@@ -210,13 +305,24 @@ StepLosses add_gradients(const model::Llama& model, const std::vector<data::Batc
   route::AuxLosses means;  // over micro-batches, f64
   std::vector<route::Counters> counters;
   std::vector<Tensor> nll_sums;  // per micro-batch
-  for (const auto& batch : local_share(micro_batches, world)) {
-    MicroBatchResult result =
-        add_micro_batch(model, batch, options, target_share, batch_coefficients, joins);
+  const bool has_balance = coefficients.load_balance != 0 || coefficients.l1 != 0;
+  if (options.loss_group == route::LossGroup::kGlobal && !has_balance) {
+    options.loss_group = route::LossGroup::kRunning;  // without a gradient of f
+  }
+  const std::vector<data::Batch> batches = local_share(micro_batches, world);
+  GroupedBalance balance(options, world);
+  if (options.loss_group == route::LossGroup::kGlobal && model.config().moe) {
+    balance.count_ahead(model, batches);
+  }
+  for (size_t i = 0; i < batches.size(); ++i) {
+    MicroBatchShare share{.targets = target_share};
+    set_auxiliary(micro_batches, i, options.loss_group, world, coefficients, share);
+    MicroBatchResult result = add_micro_batch(model, batches[i], options, share, balance, joins);
     nll_sums.push_back(result.nll_sum);
-    for (const auto loss : route::kAllLosses) {
-      if (Tensor& value = result.losses.*loss; value.defined()) {
-        value = value.detach().to(at::kDouble) * batch_share;
+    for (size_t loss = 0; loss < route::kAllLosses.size(); ++loss) {
+      if (Tensor& value = result.losses.*route::kAllLosses[loss]; value.defined()) {
+        value =
+            value.detach().to(at::kDouble) * (share.auxiliary.*AuxCoefficients::members()[loss]);
       }
     }
     means += result.losses;

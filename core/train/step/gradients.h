@@ -59,6 +59,7 @@ using AuxCoefficients = PerAuxLoss<double>;
 struct StepLosses : PerAuxLoss<std::optional<double>> {
   double loss = 0;  // language-model loss, mean over the targets; 0 if there are none
   int64_t tokens = 0, target_tokens = 0;
+  bool has_loss() const { return target_tokens > 0; }
   std::vector<route::CounterValues> layers;  // per MoE layer, summed over micro-batches
   double sparsity = 0;                       // mean over MoE layers and micro-batches
 };

@@ -166,10 +166,16 @@ TEST_CASE("losses of layers add up, absent ones stay absent") {
   CHECK_FALSE(sum.entropy.defined());
 }
 
-TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers") {
-  CHECK(route::next_lambda(1.0, 0.5, 0.75, 1.2) == 1.2);
-  CHECK(route::next_lambda(1.2, 0.75, 0.75, 1.2) == 1.0);
-  CHECK(route::next_lambda(1.2, 0.9, 0.75, 1.2) == 1.0);
+TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers, within its range") {
+  CHECK(route::next_lambda(0.5, 0.5, 0.75, 1.2) == 0.6);
+  CHECK(route::next_lambda(0.6, 0.75, 0.75, 1.2) == 0.5);
+  CHECK(route::next_lambda(0.6, 0.9, 0.75, 1.2) == 0.5);
+  CHECK(route::next_lambda(0.9, 0.5, 0.75, 1.2) == 1);
+  CHECK(route::next_lambda(1.1e-10, 0.9, 0.75, 1.2) == 1e-10);
+  CHECK(route::next_lambda(5, 0.5, 0.75, 1.25) == 5);  // from outside: towards the range only
+  CHECK(route::next_lambda(5, 0.9, 0.75, 1.25) == 4);
+  CHECK(route::next_lambda(1e-12, 0.9, 0.75, 1.2) == 1e-12);
+  CHECK(route::next_lambda(0, 0.5, 0.75, 1.2) == 0);
 }
 
 // Combine weights and their gradients against finite differences and autograd of a dense

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "core/train/step/optimizer.h"
 #include "tests/support/mixture.h"
@@ -121,6 +122,75 @@ double plain_gradients(const model::Llama& model, const data::Batch& batch,
   return loss.item<double>();
 }
 
+// Balance loss of a step by plain loops over tokens, and its gradient with respect to the router of
+// the last MoE layer [E, D], which depends on that layer alone. lb=first, one logical rank.
+struct PlainBalance {
+  double loss = 0;
+  Tensor router;
+};
+
+PlainBalance plain_balance(const model::Llama& model, const std::vector<data::Batch>& batches,
+                           const model::RoutingOptions& routing, route::LossGroup group) {
+  std::map<int64_t, Tensor> routers;              // [E, D] f64, by layer
+  std::map<int64_t, std::vector<Tensor>> inputs;  // [T, D] f64, by layer and micro-batch
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.name.find("router") != std::string::npos) {
+      routers[layer_index(parameter.name)] = parameter.tensor.detach().to(at::kDouble);
+    }
+  }
+  double step_tokens = 0;
+  for (const auto& batch : batches) {
+    step_tokens += static_cast<double>(batch.ids.size());
+    model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing,
+                  [&](int64_t layer, const Tensor& input) {
+                    inputs[layer].push_back(input.detach().to(at::kDouble));
+                  });
+  }
+  PlainBalance balance;
+  for (const auto& [layer, weight] : routers) {
+    std::vector<Tensor> scores;  // [T, E]
+    for (const Tensor& input : inputs[layer]) {
+      scores.push_back(at::softmax(at::matmul(input, weight.t()), 1));
+    }
+    balance.router = at::zeros_like(weight);
+    for (size_t own = 0; own < scores.size(); ++own) {
+      Tensor f = at::zeros({weight.size(0)}, at::kDouble);
+      double counted = 0;
+      for (size_t other = 0; other < scores.size(); ++other) {
+        const bool is_counted = group == route::LossGroup::kMicro     ? other == own
+                                : group == route::LossGroup::kRunning ? other <= own
+                                                                      : true;
+        for (int64_t t = 0; is_counted && t < scores[other].size(0); ++t) {
+          f[scores[other][t].argmax()] += 1;
+          ++counted;
+        }
+      }
+      f *= static_cast<double>(weight.size(0)) / counted;
+      const auto tokens = scores[own].size(0);
+      const double share = group == route::LossGroup::kMicro
+                               ? 1.0 / static_cast<double>(tokens * std::ssize(scores))
+                               : 1.0 / step_tokens;
+      for (int64_t t = 0; t < tokens; ++t) {
+        const Tensor g = scores[own][t], mean = (f * g).sum();
+        balance.loss += mean.item<double>() * share;
+        balance.router += at::outer(g * (f - mean), inputs[layer][own][t]) * share;
+      }
+    }
+  }
+  return balance;
+}
+
+// Returns the norm of the difference of two lists of gradients, relative to that of `b`: experts
+// are equal, so that the gradient of one router may be rounding.
+double whole_distance(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double apart = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    apart += (a[i] - b[i]).square().sum().item<double>();
+    norm += b[i].square().sum().item<double>();
+  }
+  return std::sqrt(apart / norm);
+}
+
 // Large enough for every loop to run on eight threads.
 void write_model(const TempDir& dir) {
   write_tiny_checkpoint(dir / "dense", {.hidden = 96,
@@ -211,14 +281,8 @@ TEST_CASE("splitting a global batch into micro-batches changes only a mixture wi
     const auto cut = add_gradients(model, six, routing, {});
     const auto cut_gradients = take_gradients(model);
     CHECK((cut.target_tokens == whole.target_tokens && cut.tokens == whole.tokens));
-    // Norm over all parameters: the experts are equal, so that the gradient of a router is
-    // rounding.
-    double apart = 0, norm = 0;
-    for (size_t i = 0; i < whole_gradients.size(); ++i) {
-      apart += (cut_gradients[i] - whole_gradients[i]).square().sum().item<double>();
-      norm += whole_gradients[i].square().sum().item<double>();
-    }
-    return std::max(std::sqrt(apart / norm), std::abs(cut.loss - whole.loss) / whole.loss);
+    return std::max(whole_distance(cut_gradients, whole_gradients),
+                    std::abs(cut.loss - whole.loss) / whole.loss);
   };
   CHECK(difference(make_dense()) < kTolerance);
   for (const char* router : {"top2:cf=inf", "topp:0.4", "relu:k=1"}) {
@@ -314,6 +378,70 @@ TEST_CASE(
   const auto only_z = add_gradients(model, batches, routing, {0, 0, 0, 0.5});
   CHECK(only_z.z);
   CHECK_FALSE(only_z.sequence_balance);
+}
+
+TEST_CASE("balance losses of a micro-batch, of a step so far and of a step equal plain loops") {
+  const auto model = make_mixture("top2:cf=inf");
+  auto routing = model.default_routing();
+  routing.ep_ranks = 1;
+  auto batches = random_batches(4, 3);
+  std::for_each(batches.begin(), batches.end(), remove_targets);
+  for (const auto group :
+       {route::LossGroup::kMicro, route::LossGroup::kRunning, route::LossGroup::kGlobal}) {
+    CAPTURE(static_cast<int>(group));
+    routing.loss_group = group;
+    const auto step = add_gradients(model, batches, routing, {.load_balance = 0.5});
+    const auto gradients = take_gradients(model);
+    const PlainBalance expected = plain_balance(model, batches, routing, group);
+    CHECK(*step.load_balance == Approx(expected.loss).epsilon(kTolerance));
+    const auto parameters = model.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters[i].name == "model.layers.2.mlp.router") {
+        CHECK(expected.router.norm().item<double>() > 0);
+        CHECK(distance({gradients[i]}, {expected.router * 0.5}) < 2 * kTolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("losses over a step equal those of one large batch for any split, also recomputed") {
+  for (const char* router : {"top2:cf=inf", "top1:cf=inf,lb=selected,gate=none", "topp:0.4",
+                             "relu:k=1", "relu:k=1,l1=plain"}) {
+    CAPTURE(router);
+    auto model = make_mixture(router);
+    auto routing = model.default_routing();
+    routing.ep_ranks = 1;
+    const auto six = random_batches(6, 2);
+    const bool is_softmax = routing.router.family->has_softmax_scores;
+    const AuxCoefficients coefficients{is_softmax ? 0.5 : 0, 0.2, 0.5, is_softmax ? 0.1 : 0, 0};
+    const auto whole = add_gradients(model, {joined(six)}, routing, coefficients);
+    const auto expected = take_gradients(model);
+    routing.loss_group = route::LossGroup::kGlobal;
+    for (const auto& batches : std::vector<std::vector<data::Batch>>{
+             {joined(six)},
+             six,
+             {joined({six[0], six[1]}), joined({six[2]}), joined({six[3], six[4], six[5]})}}) {
+      CAPTURE(batches.size());
+      for (const auto recompute : {model::Recompute::kNone, model::Recompute::kLayer}) {
+        model.set_compute({model::Precision::kF32, recompute});
+        const auto step = add_gradients(model, batches, routing, coefficients);
+        const auto gradients = take_gradients(model);
+        for (const auto loss : StepLosses::members()) {
+          REQUIRE((step.*loss).has_value() == (whole.*loss).has_value());
+          CHECK((step.*loss).value_or(0) == Approx((whole.*loss).value_or(0)).epsilon(kTolerance));
+        }
+        CHECK(step.layers[0].tokens == whole.tokens);  // a forward that only counts is not counted
+        CHECK(whole_distance(gradients, expected) < kTolerance);
+      }
+    }
+    routing.loss_group = route::LossGroup::kRank;
+    const auto cut = add_gradients(model, six, routing, coefficients);
+    take_gradients(model);
+    const auto balance = is_softmax ? &StepLosses::load_balance : &StepLosses::l1;
+    if (std::string(router) != "relu:k=1,l1=plain") {
+      CHECK(std::abs(*(cut.*balance) - *(whole.*balance)) > 1e-3 * *(whole.*balance));
+    }
+  }
 }
 
 TEST_CASE("recomputed layers give equal bits") {

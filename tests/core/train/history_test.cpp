@@ -95,13 +95,50 @@ TEST_CASE("a history accumulates the lines of metrics.jsonl") {
   CHECK(relative_load(load, 2) == 0);
 }
 
-TEST_CASE("a step without targets has no point in the loss curve") {
+TEST_CASE("a step without targets has no point in the loss curve and is counted") {
   History history;
   history.add(Json{{"step", 1}, {"loss", 2.5}, {"target_tokens", 7}, {"lr", 1e-3}}, "line 1");
   history.add(Json{{"step", 2}, {"loss", 0}, {"target_tokens", 0}, {"lr", 1e-3}}, "line 2");
   CHECK(history.curves().at("loss").last.step == 1);
   CHECK(history.curves().at("loss").last.value == 2.5);
   CHECK(history.curves().at("lr").last.step == 2);
+  history.add(
+      Json{{"step", 3}, {"loss", nullptr}, {"target_tokens", 0}, {"steps_without_targets", 2}},
+      "line 3");
+  CHECK(history.curves().at("loss").last.step == 1);
+  CHECK(history.steps_without_targets == 2);
+}
+
+TEST_CASE("a layer with nearly idle experts is news once, until all have a fifth of their share") {
+  CollapseWatch watch;
+  int64_t step = 0, news = 0;
+  const auto feed = [&](const std::vector<int64_t>& rows, int64_t steps) {
+    for (const int64_t last = step + steps; step < last;) {
+      watch.add(++step, {{0, {25, 25, 25, 25}}, {2, rows}});
+      news += watch.news().empty() ? 0 : 1;
+    }
+    return watch.state();
+  };
+  CHECK(feed({94, 2, 0, 4}, 19).empty());
+  CHECK_THAT(feed({94, 2, 0, 4}, 1),
+             contains_text("layer 2: 2 of 4 (1, 2), while expert 0 has 94 %") &&
+                 contains_text("less than 2.5 %") && !contains_text("layer 0"));
+  CHECK(news == 1);
+  feed({94, 2, 0, 4}, 30);
+  const Json saved(watch.to_json());
+  watch = CollapseWatch::from_json(saved, "history");  // in a window
+  CHECK(Json(watch.to_json()) == saved);
+  CHECK_THAT(feed({88, 4, 4, 4}, 30), contains_text("3 of 4 (1, 2, 3)"));
+  CHECK(news == 1);
+  CHECK(feed({85, 5, 5, 5}, 20).empty());
+  CHECK(feed({91, 3, 3, 3}, 20).empty());
+  CHECK_FALSE(feed({98, 0, 1, 1}, 20).empty());
+  CHECK(news == 2);
+  CollapseWatch few;  // too few rows to tell from chance
+  for (int64_t i = 1; i <= CollapseWatch::kSteps; ++i) {
+    few.add(i, {{0, {2, 1, 0, 0}}});
+  }
+  CHECK(few.state().empty());
 }
 
 TEST_CASE("a load map of many steps merges them into few columns and keeps the sums") {

@@ -281,6 +281,38 @@ TEST_CASE("ranks without a row and ranks with unequal rows train") {
   }
 }
 
+TEST_CASE("losses over a step do not depend on processes, also with rows of unequal length") {
+  for (const auto& [router, group] : {std::pair("top2:cf=inf", route::LossGroup::kGlobal),
+                                      {"top2:cf=inf", route::LossGroup::kMicro},
+                                      {"relu:k=1", route::LossGroup::kGlobal}}) {
+    CAPTURE(router, static_cast<int>(group));
+    RankedWorld world(router, 4);
+    write_rows(world.settings.data.front());  // of unequal length
+    world.settings.steps = 2;
+    world.settings.global_batch = 16;  // four micro-batches
+    world.settings.lb_group = group;
+    if (std::string(router) != "relu:k=1") {
+      world.settings.lb_coef = world.settings.z_coef = 0.1;
+    }
+    const auto truth = world.train_on(1, "one");
+    for (const auto& [processes, replicas, shard] : {std::tuple(2, 2, Shard::kOptimizer),
+                                                     {4, 1, Shard::kOptimizer},
+                                                     {4, 2, Shard::kWeights}}) {
+      CAPTURE(processes, replicas);
+      world.settings.replicas = replicas;
+      world.settings.shard = shard;
+      const auto records = world.train_on(processes, "many");
+      fs::remove_all(world.dir / "many");
+      REQUIRE(records.size() == truth.size());
+      for (size_t i = 0; i < truth.size(); ++i) {
+        CHECK(relative_error(records[i].loss, truth[i].loss) < kTolerance);
+        CHECK(relative_error(records[i].grad_norm, truth[i].grad_norm) < kTolerance);
+        CHECK(relative_error(*records[i].auxiliary, *truth[i].auxiliary) < kTolerance);
+      }
+    }
+  }
+}
+
 TEST_CASE("replicas that cannot share the micro-batches of a step equally are refused") {
   RankedWorld world("top1", 4);
   world.settings.replicas = 4;

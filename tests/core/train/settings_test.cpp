@@ -300,6 +300,14 @@ TEST_CASE("z-loss and sequence balance are off unless a flag or the folder gives
                                            contains_text("0.0001 x load balance"));
 }
 
+TEST_CASE("--lb-group is described, and refused for a router without a balance loss") {
+  TrainSettings flags;
+  flags.lb_group = route::LossGroup::kGlobal;
+  CHECK_THAT(described("top1", flags), contains_text("(of first choices, over the step)"));
+  CHECK_THAT(user_error_of([&] { described("expert-choice", flags); }),
+             contains_text("--lb-group") && contains_text("equally many tokens"));
+}
+
 TEST_CASE("a bias replaces the load-balance loss unless a coefficient is given") {
   CHECK(resolved("top2", "top2:bias=0.001").lb_coef == 0);
   CHECK(resolved("top2:bias=0.01", "top2:bias=0.001").lb_coef == 0.5);  // that of the folder

@@ -1,6 +1,7 @@
 #include "core/base/error.h"
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/plan.h"
+#include "core/train/observe/report.h"
 #include "core/upcycle/upcycle.h"
 #include "tests/support/train_world.h"
 #include "tests/support/user_error.h"
@@ -143,11 +144,22 @@ TEST_CASE("the bias of each expert follows the requests of each step and is save
 
 TEST_CASE("adding a bias to a router starts at zero and turns the load-balance loss off") {
   World world("top2");
+  const auto stored = [&](const char* run) {
+    const Json config = read_json(world.dir / run / "final/config.json");
+    CHECK(config["moe"]["lb_coef"] == config["router_aux_loss_coef"]);
+    return config["router_aux_loss_coef"].get<double>();
+  };
   world.settings.steps = 3;
-  const auto plain = world.train();
+  world.settings.lb_coef = 0.03;
+  world.train("other");
+  CHECK(stored("other") == 0.03);
+  world.settings.lb_coef.reset();
+  const auto plain = world.train("run");
+  CHECK(stored("run") == 0.01);
   world.settings.router.router = "top2:bias=0";
   world.settings.lb_coef = 0.01;
   CHECK(losses(world.train("still")) == losses(plain));
+  CHECK(stored("still") == 0.01);
   world.settings.router.router = "top2:bias=0.125";
   world.settings.lb_coef.reset();
   const auto moved = world.train("moves");
@@ -155,6 +167,7 @@ TEST_CASE("adding a bias to a router starts at zero and turns the load-balance l
   CHECK(*moved[0].bias_max == 0);
   CHECK(*moved[1].bias_max == 0.125);
   CHECK(*moved[0].auxiliary == 0);
+  CHECK(stored("moves") == 0);
 }
 
 TEST_CASE("a skipped step and a router that does not train change no bias") {
@@ -542,6 +555,47 @@ TEST_CASE("--skip-outliers skips the step of an outlier, counts it and says why"
   CHECK(weights(kOrdinarySteps + 2) != weights(kOrdinarySteps));
   check_resumes(world, whole, {});
   CHECK(steady_metrics(world.settings.run) == steady_metrics(whole));
+}
+
+TEST_CASE("a step without a target has no loss, is counted and is left out of the statistics") {
+  World world;
+  std::string text;
+  for (int example = 0; example < 10; ++example) {  // four rows, a target in the last one
+    std::vector<int> ids, labels;
+    for (int t = 0; t < 40; ++t) {
+      ids.push_back(5 + (example + t) % 7);
+      labels.push_back(t < 35 ? -100 : ids.back());
+    }
+    text += OrderedJson{{"input_ids", ids}, {"labels", labels}}.dump() + "\n";
+  }
+  write_file(world.dir / "rows.jsonl", text);
+  world.settings.shuffle = false;
+  world.settings.pack = data::Pack::kStream;
+  world.settings.seq_len = 10;
+  world.settings.micro_batch = 1;
+  world.settings.steps = 40;
+  world.settings.skip_outliers = 6;
+  world.settings.save_every = 40;
+  std::vector<StepRecord> records;
+  std::vector<std::string> warnings;
+  TrainCallbacks callbacks;
+  callbacks.on_step = [&](const StepRecord& record) { records.push_back(record); };
+  callbacks.on_warning = [&](const std::string& sentence) { warnings.push_back(sentence); };
+  train::train(world.settings, callbacks);
+  for (const auto& record : records) {
+    CHECK(record.has_loss() == (record.step % 4 == 0));
+    CHECK(record.steps_without_targets == record.step - record.step / 4);
+    CHECK(to_json(record)["loss"].is_null() == !record.has_loss());
+    CHECK_FALSE(record.skipped);
+  }
+  REQUIRE(warnings.size() == 1);
+  CHECK_THAT(warnings[0], contains_text("step 1 has no token with loss"));
+  const fs::path run = world.settings.run;
+  const TrainState state = read_train_state(run / "checkpoints" / "step-40");
+  CHECK(state.outliers.losses.size() == 10);
+  CHECK(state.steps_without_targets == 30);
+  CHECK(read_history(run).find_curve("loss")->first.step == 4);
+  CHECK_THAT(report_page(run, read_history(run)), contains_text("30 of 40 steps had no token"));
 }
 
 TEST_CASE("an invalid value in state.json is refused with file and key") {
