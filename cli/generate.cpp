@@ -61,7 +61,7 @@ model::RoutingOptions requested_routing(const GenerateFlags& flags,
 }
 
 // Returns the tokens of --prompt. --bos auto adds a BOS token if the tokenizer adds one, or if the
-// folder has a sentencepiece model (trained with a BOS) and Tokenizer::sets_adds_bos() is false.
+// folder has a sentencepiece model (trained with a BOS) and no Tokenizer::has_add_bos_setting().
 std::vector<int64_t> prompt_ids(const GenerateFlags& flags, const io::Tokenizer& tokenizer) {
   std::vector<int64_t> ids = tokenizer.encode(flags.prompt);
   const bool has_bos = tokenizer.bos_id() >= 0;

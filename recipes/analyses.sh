@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# The papers' analyses of a finished mixture, a command each. Every command of moe is printed, so that you can run it yourself;
-# what follows it is a table of the numbers that the paper shows.
+# Runs an analysis of the papers on a trained mixture. Prints every command of moe, so that you can run it yourself, and a table
+# of the quantities that the paper reports.
 #
 #   analyses.sh ANALYSIS MODEL [FLAGS of moe eval...]
 #
-#   Rectify-Router, at test only; FLAGS name --tasks and --data, and -o OUT for the plots
+#   Rectify-Router, at test only; FLAGS have --tasks and --data, and -o OUT for the plots
 #     table2   plain, +ir, +fr, +ir+fr at capacity factor k        table8   plain and +ir at k, 3/4 k, 1/2 k (also table 3)
-#     table5   +ir with 1, 2, 4 experts a logical rank              table9   plain and +fr at k, 5/4 k, 3/2 k (also table 4)
-#   Dynamic MoE; where FLAGS name --stats-text FILE,.. these read text, at most --limit N texts a file
-#     topp-table2  experts a token by source (the paper: 1000 texts each)         topp-fig2  accuracy over p = 0.1 .. 0.7, with --tasks
-#     topp-table3  by task, question and right answer as one text, with --tasks   topp-fig4  by layer
-#     topp-table4  entries of the vocabulary with most and with least experts, those seen MIN times (MIN=10000)
-#     topp-fig3    while training: MODEL is a run, its checkpoints are read
+#     table5   +ir with 1, 2, 4 experts per logical rank           table9   plain and +fr at k, 5/4 k, 3/2 k (also table 4)
+#   Dynamic MoE; with --stats-text FILE,.. in FLAGS these read text, at most --limit N texts per file
+#     topp-table2  experts per token by source (the paper: 1000 texts each)       topp-fig2  accuracy over p = 0.1 .. 0.7, with --tasks
+#     topp-table3  by task, question and correct answer as one text, with --tasks  topp-fig4  by layer
+#     topp-table4  vocabulary entries with the most and the fewest experts, of those seen MIN times (MIN=10000)
+#     topp-fig3    during training: MODEL is a run, whose checkpoints are read
 #   ReMoE
-#     remoe-sparsity  MODEL is a run: sparsity, lambda and L1 loss of every EVERY steps (EVERY=10)
-#     remoe-tokens    experts a token by how often a vocabulary entry occurs; remoe-domains: by source (as topp-table2)
+#     remoe-sparsity  MODEL is a run: sparsity, lambda and L1 loss every EVERY steps (EVERY=10)
+#     remoe-tokens    experts per token by frequency of the vocabulary entry; remoe-domains: by source (as topp-table2)
 #
-# Published numbers stand in recipes/rectify_router/at_test.sh, which runs these tables row by row beside them.
+# recipes/rectify_router/at_test.sh runs the tables of Rectify-Router row by row and prints the published numbers.
 set -euo pipefail
 unset CDPATH
 
 moe=${MOE:-$(dirname -- "${BASH_SOURCE[0]}")/../moe}
 for tool in python3 "$moe"; do
-  command -v "$tool" >/dev/null || { echo "analyses: no $tool here; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
+  command -v "$tool" >/dev/null || { echo "analyses: $tool not found; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
 done
 work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
@@ -35,7 +35,7 @@ step() {
 }
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
-# Of MODEL: its top-k's k, or its experts.
+# Prints k of the top-k router of MODEL, or its number of experts.
 inspected() {
   "$moe" inspect "$model" --json >"$work/model.json" || exit
   python3 -I -c '
@@ -53,7 +53,7 @@ sweep() { step "$moe" eval "$model" "$@"; }
 stats() {  # BY FLAGS... -> $work/stats.json
   step "$moe" eval "$model" --stats "$work/stats.json" --stats-by "$@" --force >"$work/out"
 }
-show() {  # a Python expression that gives lines, of the statistics s
+show() {  # EXPRESSION: a Python expression for the lines to print, in terms of the statistics s
   python3 -I - "$work/stats.json" "$1" <<'PYTHON'
 import json
 import os
@@ -100,7 +100,7 @@ def by_piece():
 def by_frequency():
     tokens, groups, seen = sorted(s["token"], key=lambda t: -t["count"]), [], 0
     total = sum(t["count"] for t in tokens)
-    for t in tokens:  # ten groups of about equally many tokens, the most frequent entries first
+    for t in tokens:  # ten groups with about equal numbers of tokens, most frequent entries first
         if not groups or seen * 10 >= total * len(groups):
             groups.append([])
         groups[-1].append(t)

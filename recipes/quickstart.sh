@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The main job on the embedded tiny model: upcycle a dense LLaMA, tune it on instructions, evaluate before and after. After
-# the build it takes under three minutes on 2 cores, and every command it runs is printed, so that you can run it yourself.
+# Upcycles the embedded tiny LLaMA, tunes it on instructions and evaluates it before and after. Takes under three minutes on 2
+# cores after the build. Prints every command, so that you can run it yourself.
 #
-#   recipes/quickstart.sh [RUN] [--short]    RUN = the folder for everything it makes, runs/quickstart by default. The files
-#                                            of an earlier quickstart are replaced (RUN/.moe-quickstart lists them), no others.
+#   recipes/quickstart.sh [RUN] [--short]    RUN: output folder, default runs/quickstart. Replaces only files of an earlier
+#                                            quickstart (RUN/.moe-quickstart lists them).
 #
-# --short: a third of the steps, a quarter of the questions, and no dense model is tuned beside the mixture.
+# --short: a third of the steps, a quarter of the questions, no dense baseline.
 #
-# Where MOE names the binary, as `moe quickstart` does, nothing is set up or built. PYTHON is a Python 3 (python3).
+# If MOE names the binary, as in `moe quickstart`, nothing is set up or built. PYTHON names a Python 3 (default: python3).
 set -euo pipefail
 unset CDPATH
 
@@ -20,12 +20,12 @@ for word in "$@"; do
     *) run_folder=$(realpath -m -- "$word") ;;
   esac
 done
-# The files that this script and its Python write. What moe writes is replaced by moe with --force, which checks its own lists.
+# Files that this script and its Python write. moe replaces its own outputs with --force, which checks its lists.
 own=(texts/{known,instruct,quiz}.jsonl inspect/{dense,moe-tuned,dense-tuned,dense-longer}.json stats.json page.json quickstart.html)
 list=$run_folder/.moe-quickstart
 stop() { echo "quickstart: $*" >&2; exit 2; }
 if [ -e "$run_folder" ]; then
-  [ -d "$run_folder" ] || stop "$run_folder is no folder; give another one"
+  [ -d "$run_folder" ] || stop "$run_folder is not a folder; give another one"
   [ -f "$list" ] || [ -z "$(ls -A -- "$run_folder")" ] || stop "$run_folder holds something else; give another folder"
   for name in .moe-quickstart texts inspect scores moe moe-tuned dense-tuned dense-longer; do
     [ ! -L "$run_folder/$name" ] || stop "$run_folder/$name is a link, and nothing is written through it; give another folder"
@@ -44,18 +44,18 @@ if ! command -v "$python" >/dev/null; then
   exit 2
 fi
 
-# What comes, with seconds on 2 cores.
+# The steps, with seconds on 2 cores.
 if [ -z "${MOE:-}" ] && [ ! -x "$root/moe" ]; then
-  echo "First LibTorch is fetched (about a minute) and moe is built (4 minutes on 2 cores); then:"
+  echo "First installs LibTorch (about a minute) and builds moe (4 minutes on 2 cores). Then:"
 fi
 tuning="3  tune it on 14,400 instructions, 1,200 steps (45 s)
-  4  tune the dense parent alike (25 s), and again for as long as the mixture took (45 s)"
+  4  tune the dense parent for equal steps (25 s), and again for equal time (45 s)"
 [ "$short" = no ] || tuning="3  tune it on 14,400 instructions, 400 steps (15 s)"
 cat <<PLAN
-  1  ask a dense LLaMA of 35 K parameters a quiz (1 s)
+  1  evaluate a dense LLaMA of 35 K parameters on a quiz (1 s)
   2  upcycle it into a mixture of 8 experts (1 s)
   $tuning
-  then a table of what each model answers, and a page with curves and the experts' load
+  then print a table of accuracies, and write a page with curves and the experts' load
 PLAN
 
 if [ -z "${MOE:-}" ]; then
@@ -84,7 +84,7 @@ step() {
   printf '\n'
   "$@"
 }
-force_if() {  # PATH...: --force where one of them is there
+force_if() {  # PATH...: prints --force if one of them exists
   local path
   for path in "$@"; do
     if [ -e "$path" ]; then echo --force; return; fi

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A row of a paper's table: the recipe that all rows share, and the flags that make this one. Nothing is run.
+# Prints the recipe and the flags of a row of a paper's table. Runs nothing.
 #
 #   recipes/row.sh FOLDER                 the names of the rows: recipes/rectify_router, recipes/top_p, recipes/remoe
 #   recipes/row.sh FOLDER/ROW             the recipe of a row
-#   recipes/row.sh FOLDER/ROW COMMAND     the flags of `moe COMMAND`, to be put on its command line:
+#   recipes/row.sh FOLDER/ROW COMMAND     the flags of the row for `moe COMMAND`:
 #
 #   ./moe train moe -o run --data openorca.jsonl $(recipes/row.sh recipes/rectify_router/top1+ir train)
 #
-# FOLDER/small is the same table for a laptop: other recipes, the same rows. FOLDER/rows.txt explains itself.
+# FOLDER/small has recipes of the same rows for a laptop. FOLDER/rows.txt describes its columns.
 set -euo pipefail
 unset CDPATH
 

@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 or 13, or Ubuntu 24.04, to ./moe. Run it again at any time: what is there already is left alone.
+# Installs what moe needs on a fresh Debian 12 or 13 or Ubuntu 24.04, and builds ./moe. Can be repeated: existing parts are kept.
 #
-#   recipes/setup.sh                 gpu where nvcc is, else cpu; ./moe is a link to the binary
-#   recipes/setup.sh cpu asan        these presets (CMakePresets.json), the moe binary of each
-#   recipes/setup.sh arm64           cross-compiles for Linux on arm64, with libraries that it puts into build/arm64-libraries
-#   recipes/setup.sh --checks cpu    also what the checks need: clang for fuzzing, clang-format; qemu and a compiler for arm64
-#   recipes/setup.sh --target all    build this target (may be given again) in place of moe
-#   recipes/setup.sh --python FILE   also the pinned Python packages of FILE into .venv
-#   recipes/setup.sh --no-build      packages and LibTorch only
-#   recipes/setup.sh --list          names the system packages that would be installed (with --checks also theirs)
-#   recipes/setup.sh --packages      system packages only: what `pip install .` needs beside a torch that is there
-#   recipes/setup.sh --yes           use sudo for system packages without asking
+#   recipes/setup.sh                 preset gpu if nvcc is installed, else cpu; ./moe is a link to the binary
+#   recipes/setup.sh cpu asan        builds moe with each of these presets (CMakePresets.json)
+#   recipes/setup.sh arm64           cross-compiles for Linux on arm64; its libraries are installed into build/arm64-libraries
+#   recipes/setup.sh --checks cpu    also installs clang (fuzzing), clang-format, and qemu and a compiler for arm64
+#   recipes/setup.sh --target all    builds this target instead of moe; may be repeated
+#   recipes/setup.sh --python FILE   also installs the pinned Python packages of FILE into .venv
+#   recipes/setup.sh --no-build      installs only packages and LibTorch
+#   recipes/setup.sh --list          prints the system packages that would be installed (with --checks those of the checks too)
+#   recipes/setup.sh --packages      installs only the system packages, for `pip install .` with an existing torch
+#   recipes/setup.sh --yes           uses sudo for system packages without asking
 #
-# LibTorch comes from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH where one of them has it, else as the pinned
-# wheels of recipes/libtorch.txt into .venv, where the Arrow libraries of recipes/parquet.txt go as well, each checked against its
-# SHA-256 there. System packages are those of the release, so nothing here floats. Where root is needed for them, sudo is used after a
-# yes: --yes, or the answer to a question on the terminal.
+# LibTorch is taken from Torch_DIR (its share/cmake/Torch) or CMAKE_PREFIX_PATH. Otherwise the wheels of recipes/libtorch.txt are
+# installed into .venv. The Arrow libraries of recipes/parquet.txt go there too. Both files pin versions and SHA-256. System packages
+# have the versions of the release. Without root they are installed by sudo, with --yes or after confirmation on the terminal.
 set -euo pipefail
 unset CDPATH
 
@@ -144,8 +143,8 @@ install_packages
 # --- LibTorch's wheels ----------------------------------------------------------------------------------------------------
 site_packages() { compgen -G "$root/.venv/lib/python3*/site-packages" | head -n 1 || true; }
 
-# Prints the requirements of a file that a folder of packages lacks, each with its hashes on one line, by the names of the .dist-info
-# folders: no Python is started.
+# Prints the requirements of FILE that FOLDER lacks, each with its hashes on one line. Compares the names of .dist-info folders,
+# without Python.
 lacking() {  # FILE FOLDER
   local site=$2 line name version there
   there=$(find "$site" -maxdepth 1 -name '*.dist-info' -printf '%f\n' 2>/dev/null | tr '[:upper:]' '[:lower:]' || true)
@@ -158,7 +157,7 @@ lacking() {  # FILE FOLDER
   done < <(sed -e ':join' -e '/\\$/{N;s/ *\\\n */ /;b join' -e '}' "$1")
 }
 
-# Into .venv, exactly the requirements that are given and nothing they ask for, each with the hashes of its files.
+# Installs exactly the given requirements into .venv, without their dependencies, and checks their hashes.
 pip_install() {  # REQUIREMENT... -- FLAGS of pip...
   local -a lines=()
   local list
@@ -171,7 +170,7 @@ pip_install() {  # REQUIREMENT... -- FLAGS of pip...
   rm -f "$list"
 }
 
-# A toolkit may lack cuDNN, NCCL or a later library: then those that torch's own list pins fill the gap.
+# A toolkit may lack cuDNN, NCCL or a newer library; these are installed in the versions that torch pins.
 complete_cuda_libraries() {
   local torch=$1/torch
   [ -e "$torch/lib/libtorch_cuda.so" ] || return 0
@@ -181,18 +180,18 @@ complete_cuda_libraries() {
 
 make_venv() {
   [ ! -x .venv/bin/python ] || return 0
-  say "making .venv"
+  say "creating .venv"
   python3 -m venv .venv </dev/null >&2 || stop "python3 -m venv failed: install python3-venv, remove .venv, run this again"
 }
 
-install_wheels() {  # those of a requirements file that are not there
+install_wheels() {  # FILE: installs the missing wheels of a requirements file
   local -a wheels
   make_venv
   mapfile -t wheels < <(lacking "$1" "$(site_packages)")
   [ ${#wheels[@]} -eq 0 ] || { say "installing into .venv: ${wheels[*]%% *}"; pip_install "${wheels[@]}"; }
 }
 [ -n "$given_torch" ] || [ "${presets[*]}" = arm64 ] || install_wheels recipes/libtorch.txt
-# The Arrow libraries that read Parquet files (cmake/parquet.cmake); with a given LibTorch only where there is a .venv for them.
+# The Arrow libraries that read Parquet files (cmake/parquet.cmake); with a LibTorch of the user only if .venv exists.
 [ "${presets[*]}" = arm64 ] || { [ -n "$given_torch" ] && [ ! -x .venv/bin/python ]; } || install_wheels recipes/parquet.txt
 [ "$checks" = no ] || install_wheels recipes/clang_format.txt
 for file in ${python_packages[@]+"${python_packages[@]}"}; do
@@ -202,7 +201,7 @@ done
 # --- arm64: the same libraries for that processor, unpacked where cmake/arm64.cmake looks for them --------------------------
 arm64=$root/build/arm64-libraries
 
-# Through package lists of their own, so that those of this machine, and what is installed on it, stay as they are.
+# Uses separate package lists, so that those of this machine and its installed packages do not change.
 fetch_arm64_packages() {
   local lists=$arm64/apt packages=$arm64/packages log wanted
   wanted="${libraries[*]}"
@@ -212,7 +211,7 @@ fetch_arm64_packages() {
                     -o Dir::State::status=/dev/null -o "Dir::Cache=$lists/cache" -o Debug::NoLocking=1 -o "APT::Sandbox::User=$(id -un)")
   mkdir -p "$lists/lists/partial" "$lists/cache/archives/partial" "$packages"
   log=$(mktemp)
-  local -a own=() # what a -dev package wants in its own version is its library
+  local -a own=() # dependencies of a -dev package with an equal version are its library
   if ! { apt-get "${options[@]}" update </dev/null &&
          mapfile -t own < <(apt-cache "${options[@]}" --no-all-versions show "${libraries[@]}" | sed -n 's/^Depends: //p' |
                             tr ',' '\n' | sed -nE 's/^ *([a-z0-9.+-]+) \(= .*/\1/p') &&
@@ -228,7 +227,7 @@ fetch_arm64_packages() {
   echo "$wanted" >"$arm64/unpacked"
 }
 
-# The wheels of libtorch.txt that LibTorch's CPU half asks for; the others are for its CUDA half.
+# The wheels of libtorch.txt that LibTorch's CPU library needs; the others are for its CUDA library.
 fetch_arm64_torch() {
   local version
   local -a wheels platforms=()

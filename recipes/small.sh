@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the small twin of a row of a paper's table: makes the model, trains it, evaluates it. Every command is printed, so that you
-# can run it yourself. The twins timed so far take 14 to 44 s of one core; ReLU over 64 or 128 experts must take longer.
+# Runs the small twin of a row of a paper's table: creates the model, trains and evaluates it. Prints every command, so that you
+# can run it yourself. The twins measured so far take 14 to 44 s on one core; ReLU with 64 or 128 experts takes longer.
 #
 #   recipes/small.sh recipes/rectify_router/small/top1+ir [RUN]    default RUN: runs/small/rectify_router/top1+ir
 #
-# Rows with [upcycle]: the parent is the tiny model, tuned on recipes/tiny/instruct.jsonl and asked recipes/tiny/quiz.jsonl.
-# Rows with [init]: random weights of the config that the row's name begins with (374M-top1: 374M.json). They read the corpus of
-# recipes/tiny/generate.py, once, so that the loss of every step is that of text not seen before.
+# Rows with [upcycle]: the parent is the tiny model, fine-tuned on recipes/tiny/instruct.jsonl, evaluated on recipes/tiny/quiz.jsonl.
+# Rows with [init]: random weights for the config in the row's name (374M-top1: 374M.json). They read the corpus of
+# recipes/tiny/generate.py once, so that the loss of every step is measured on unseen text.
 set -euo pipefail
 unset CDPATH
 
@@ -25,13 +25,13 @@ folder=$(dirname -- "$row")
 paper=$(basename -- "$(dirname -- "$folder")")
 run=${run:-$root/runs/small/$paper/$name}
 if [ -e "$run" ]; then
-  echo "small: $run is there already; remove it or give another folder" >&2
+  echo "small: $run exists already; remove it or give another folder" >&2
   exit 2
 fi
 tiny=recipes/tiny
 moe=${MOE:-./moe}
 for tool in python3 "$moe"; do
-  command -v "$tool" >/dev/null || { echo "small: no $tool here; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
+  command -v "$tool" >/dev/null || { echo "small: $tool not found; install Python 3, build moe by recipes/setup.sh, or name it by MOE" >&2; exit 2; }
 done
 
 step() {
@@ -60,7 +60,7 @@ if has eval; then
   step "$moe" eval "$run/train/final" -o "$run/scores" $(flags eval)
 fi
 
-# The last word: means over the last 20 steps.
+# Prints means over the last 20 steps.
 python3 -I - "$run/train/metrics.jsonl" <<'PYTHON'
 import json
 import sys

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Every test that fits: sets up, builds, runs; the last line is `N passed, N failed, N skipped`, summed over all of it.
+# Sets up, builds and runs the tests. The last line is the total: `N passed, N failed, N skipped`.
 #
-#   tests/run.sh          builds all; formatting; packages of other releases; unit and command tests; interop with stock
-#                         transformers, one case per form; tests/gpu rehearsed
-#   tests/run.sh --ci     also readers, routing, data and kernels under the sanitizers; 5 s of fuzzing a target
-#   tests/run.sh --all    also what takes long: every case of interop; a minute of fuzzing (tests/fuzz/run.sh 600 before a release);
-#                         the wheel; moe and the CPU kernels' tests for arm64, under qemu; cases tagged [slow]; tests/slow/*.sh and
+#   tests/run.sh          builds all targets; formatting; packages of other releases; unit and command tests; interop with stock
+#                         transformers, one case per format; rehearsal of tests/gpu
+#   tests/run.sh --ci     also readers, routing, data and kernels under the sanitizers; 5 s of fuzzing per target
+#   tests/run.sh --all    also the long tests: every case of interop; a minute of fuzzing (tests/fuzz/run.sh 600 before a release);
+#                         the wheel; the arm64 build and its CPU kernels under qemu; cases tagged [slow]; tests/slow/*.sh and
 #                         hostile.py
 #
-# A unit is a test case (Catch2), the formatting, one fuzz target, or one interop, wheel, arm64 or slow script's own count.
+# A unit is a test case (Catch2), the formatting, a fuzz target, or a unit that an interop, wheel, arm64 or slow script counts.
 set -euo pipefail
 unset CDPATH
 
@@ -24,19 +24,19 @@ esac
 
 . tests/support/tally.sh
 
-sed -n '4,/^#$/s/^# \{0,1\}//p' tests/run.sh # what will be done
+sed -n '4,/^#$/s/^# \{0,1\}//p' tests/run.sh # prints the usage above
 
 parts=() part="" part_began=0
 end_part() {
   if [ -n "$part" ]; then parts+=("$(printf '%5d s  %s' $((SECONDS - part_began)) "$part")"); fi
 }
-say() {  # WORDS...: a part begins
+say() {  # WORDS...: starts a part
   end_part
   part="$*" part_began=$SECONDS
   printf '\n== %s (%d s so far)\n' "$part" "$SECONDS"
 }
 
-build() {  # what does not build is one failure, and the end
+build() {  # a failed build is one failure and ends the script
   recipes/setup.sh "$@" || { count 0 1 0; failures+=("building: $*"); finish; }
 }
 
@@ -60,10 +60,10 @@ run_ctest cpu
 say "interop: stock transformers"
 if [ "$extent" = all ]; then run_script bash tests/interop/run.sh --all; else run_script bash tests/interop/run.sh; fi
 
-say "the day of a GPU: rehearsed"
+say "rehearsal of tests/gpu"
 run_script bash tests/gpu/run.sh rehearse
 
-# What reads hostile bytes or indexes by hand, under address and undefined-behaviour sanitizers.
+# Runs the tests of code that parses files or indexes memory under the address and undefined-behaviour sanitizers.
 run_sanitizers() {
   local binary
   local -a targets=()
@@ -83,7 +83,7 @@ if [ -n "$extent" ]; then
   if [ "$extent" = all ]; then run_fuzzing 60; else run_fuzzing 5; fi
 fi
 if [ "$extent" = all ]; then
-  say "wheel: built, installed, used"
+  say "wheel: build, install, run"
   run_script bash tests/wheel/run.sh
   if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then run_script bash tests/wheel/run.sh --cuda; fi
   say "arm64: cross-compiled, under qemu"
@@ -99,6 +99,6 @@ if [ "$extent" = all ]; then
   run_script python3 -I tests/slow/hostile.py
 fi
 
-say "all of it"
+say "total"
 printf '%s\n' "${parts[@]}"
 finish

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The tables of Rectify-Router that train nothing: a checkpoint trained with plain top-k routing, tested with other routers,
-# capacity factors and numbers of ranks. Each row's published numbers are printed above ours.
+# Evaluates a checkpoint trained with plain top-k routing with other routers, capacity factors and numbers of ranks: the tables of
+# Rectify-Router that need no training. Prints the published numbers of each row above ours.
 #
 #   at_test.sh TABLE K MODEL OUT [FLAGS of moe eval...]
 #   recipes/rectify_router/at_test.sh 8 1 run/final scores --config recipes/rectify_router/table.toml --data benchmarks
 #
-# TABLE is 2, 5, 7, 8 (= 3), 9 (= 4) or fig3; K = 1 or 2 picks the rows of the model's own top-k. MODEL is the row top1 or top2 of
-# rows.txt; for table 7 top1-lb-off (its rows with the loss are table 2's), for fig3 top1-32-experts or top2-32-experts.
-# RANKS are logical: 8, 4, 2 of them hold 1, 2, 4 of 8 experts each; a dash leaves the folder's own.
+# TABLE is 2, 5, 7, 8 (= 3), 9 (= 4) or fig3; K = 1 or 2 is the k of MODEL. MODEL is the row top1 or top2 of rows.txt, for table 7
+# top1-lb-off (its rows with the loss are those of table 2), for fig3 top1-32-experts or top2-32-experts.
+# Ranks are logical: of 8 experts, each of 8, 4, 2 ranks has 1, 2, 4. A dash keeps the setting of the folder.
 set -euo pipefail
 
 rows() {

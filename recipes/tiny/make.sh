@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Makes the tiny models again, all of it: texts, tokenizers, random weights, training. About a quarter of an hour.
+# Creates the tiny models from seeds: texts, tokenizers, random weights, training. Takes about a quarter of an hour.
 #
 #   recipes/tiny/make.sh [THREADS]     default 1
 #
-# Leaves instruct.jsonl, quiz.jsonl and model/ in recipes/tiny, and facts/model/, the
-# parent of the quickstart, whose texts are made anew where they are needed (facts.py). Texts and tokenizers come out byte for byte the same everywhere; the weights do so for one build of moe on one kind of processor with one
-# number of threads.
+# Writes instruct.jsonl, quiz.jsonl, model/ and facts/model/ (parent of the quickstart; facts.py generates its texts) to recipes/tiny.
+# Texts and tokenizers are equal byte for byte on every machine; weights only for equal builds of moe, processors and numbers of threads.
 set -euo pipefail
 unset CDPATH
 
@@ -18,7 +17,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd -- "$work"  # file names below are stored in the tokenizer, so they are relative
 
-put_in_place() {  # FROM TO: FROM's model in place of TO's
+put_in_place() {  # FROM TO: replaces the model of TO by that of FROM
   local name
   for name in config.json model.safetensors tokenizer.model tokenizer_config.json; do cp -- "$1/$name" "$2/$name"; done
 }

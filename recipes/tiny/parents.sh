@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Three parents of one base, each tuned on another kind of question, mixed into one model that nobody trains: does it answer all three?
-# Prints the share of questions right by kind for the base, the parents and the mixtures, whose routers start from prompts, from
-# clusters or at random.
+# Fine-tunes one base on three kinds of questions and mixes these parents into one model without training it.
+# Prints the accuracy per kind of the base, the parents and three mixtures, whose routers are initialized from prompts, from clusters
+# or at random.
 #
-#   recipes/tiny/parents.sh [RUN] [LAYERS] [SEED]    default RUN: runs/parents; LAYERS: 1, the last one alone, or all; SEED of the
-#                                                    parents' training: 1
+#   recipes/tiny/parents.sh [RUN] [LAYERS] [SEED]    RUN: default runs/parents; LAYERS: 1 (the last layer, default) or all;
+#                                                    SEED of the parents' training: default 1
 #
 # Tokens  3 parents x 400 steps x 32 rows x 128 = 4.9 M, about 25 epochs of a kind's 3,600 questions
-# Work    6 x 0.035 M x 4.9 M = 1.0 TFLOP: under two minutes of a laptop core, evaluations included
+# Work    6 x 0.035 M x 4.9 M = 1.0 TFLOP: under two minutes on a laptop core, including the evaluations
 #
-# Only the feed-forwards of LAYERS are tuned (--train), so that all else is the base's in every parent and fits every expert.
+# Only the feed-forwards of LAYERS are trained (--train): all other weights of the parents equal those of the base.
 set -euo pipefail
 unset CDPATH
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 run=$(realpath -m -- "${1:-$root/runs/parents}")
 if [ -e "$run" ]; then
-  echo "parents: $run is there already; remove it or give another folder" >&2
+  echo "parents: $run exists already; remove it or give another folder" >&2
   exit 2
 fi
 layers=${2:-1}
@@ -40,7 +40,7 @@ mix() {  # NAME FLAGS...
   shift
   "$moe" upcycle "$base" -o "$run/$name" --expert "$run/town" --expert "$run/food" --expert "$run/job" --layers "$layers" --router top1:cf=inf \
     --seed 1 --quiet "$@" >"$run/$name.txt"
-  grep '^router start' "$run/$name.txt" || true  # a random router is not measured
+  grep '^router init' "$run/$name.txt" || true  # not printed for a random router
   evaluate "$run/$name" "$name"
 }
 

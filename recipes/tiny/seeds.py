@@ -84,7 +84,7 @@ def print_table(results):
     def ahead(of):
         return text_of([result["moe-tuned"][0] - result[of][0] for result in results])
 
-    print("| model | questions right, % | steps | processor seconds |\n|---|---|---|---|")
+    print("| model | correct answers, % | steps | processor seconds |\n|---|---|---|---|")
     for name, label in MODELS.items():
         print("| " + " | ".join([label, *cells(name)]) + " |")
     print(f"\nThe mixture less the dense model, paired by seed ({len(results)} seeds, 95 %): {ahead('dense-tuned')} points at equal steps, "

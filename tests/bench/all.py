@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures every ratio that moe promises; prints a line per row, and the README's table as Markdown.
+"""Measures every ratio that moe promises; prints a line per row, and the table of README.md as Markdown.
 
 usage: all.py [--rows NAME,..] [--list] [--rounds 3] [--scratch FOLDER] [--upcycle-gb 4] [--out table.md]
 
@@ -32,14 +32,14 @@ def machine():
 
 
 def shown(found):
-    """(measured, must, met) as words of a table."""
+    """Returns the cells (measured, goal, met)."""
     if found.lacks:
         return found.lacks, found.must_text(), "-"
     return found.measured(), found.must_text(), "yes" if found.met() else "**no**"
 
 
 def table(results):
-    lines = ["| what | beside | measured | must | met | command |", "|---|---|---|---|---|---|"]
+    lines = ["| what | baseline | measured | goal | met | command |", "|---|---|---|---|---|---|"]
     for found in results:
         measured, must, met = shown(found)
         note = f"; {found.note}" if found.note else ""
@@ -49,12 +49,12 @@ def table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", help="names, or beginnings of them, with commas between (all)")
-    parser.add_argument("--list", action="store_true", help="the names")
+    parser.add_argument("--rows", help="names or prefixes of names, separated by commas (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", help="a folder on the disk to measure (the system's for temporary files)")
+    parser.add_argument("--scratch", help="folder on the disk to measure (default: the system's temporary folder)")
     parser.add_argument("--upcycle-gb", type=float, default=4)
-    parser.add_argument("--out", type=pathlib.Path, help="a file for the table, besides printing it")
+    parser.add_argument("--out", type=pathlib.Path, help="also write the table to this file")
     options = parser.parse_args()
     wanted = [part for part in (options.rows or "").split(",") if part]
     chosen = {name: measure for name, measure in rows.ROWS.items() if not wanted or any(name.startswith(part) for part in wanted)}
@@ -62,7 +62,7 @@ def main():
         print("\n".join(rows.ROWS))
         return 0 if options.list else 2
     if not shutil.which(rows.MOE):
-        print(f"all.py: {rows.MOE} is no program; build it (recipes/setup.sh) or name one with MOE=...", file=sys.stderr)
+        print(f"all.py: {rows.MOE} is not an executable; build it (recipes/setup.sh) or set MOE", file=sys.stderr)
         return 2
     heading = machine()
     results = []
@@ -73,9 +73,9 @@ def main():
             for found in rows.guarded(name, measure, bench):
                 results.append(found)
                 print(" | ".join([name, found.what, *shown(found), found.command]), flush=True)
-                if options.out:  # after every row: a run that is ended leaves what it found
+                if options.out:  # after every row, so that an interrupted run keeps its results
                     options.out.write_text(table(results) + "\n")
-    text = f"{heading}; `{' '.join(['tests/bench/all.py', *sys.argv[1:]])}`; median (least to largest) of {options.rounds} rounds.\n\n{table(results)}\n"
+    text = f"{heading}; `{' '.join(['tests/bench/all.py', *sys.argv[1:]])}`; median (minimum to maximum) of {options.rounds} rounds.\n\n{table(results)}\n"
     print("\n" + text)
     if options.out:
         options.out.write_text(text)

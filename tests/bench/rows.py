@@ -68,7 +68,7 @@ def guarded(name, measure, bench):
 
 
 def training(folder, threads):
-    """Beside transformers: tokens a second, memory, losses."""
+    """Speed, peak memory and losses relative to transformers."""
 
     def measure(bench):
         need_peer("hf_mixtral_train.py")
@@ -80,8 +80,8 @@ def training(folder, threads):
         peer = f"transformers, {1024 / statistics.median(found['peer_s']):.0f} tokens/s"
         return [
             Result(f"training, fp32: {label}", peer, 1.25, words, found["ratio"], note=f"{1024 / statistics.median(found['moe_s']):.0f} tokens/s"),
-            Result(f"its peak memory: {label}", "transformers", 0.75, words, found["memory"], most=True),
-            Result(f"losses apart, relative: {label}", "transformers", 1e-4, words, [found["apart"]], most=True, digits=6),
+            Result(f"peak memory of training: {label}", "transformers", 0.75, words, found["memory"], most=True),
+            Result(f"max. relative difference of losses: {label}", "transformers", 1e-4, words, [found["apart"]], most=True, digits=6),
         ]
 
     return measure
@@ -92,12 +92,12 @@ def train_bench(model, threads, *more):
 
 
 def roof(folder, threads):
-    """The products of a step in the time of a step, as a share of LibTorch's rate at the same shapes."""
+    """FLOP rate of a step as a share of the rate of LibTorch's products at the same shapes."""
 
     def measure(bench):
         shares = [train_bench(folder, threads)["roof_share"] for _ in range(bench.rounds)]
         label = f"{folder}, {threads} thread{'s' if threads > 1 else ''}"
-        return [Result(f"share of the matrix roof: {label}", "at::mm", 0.75, f"moe bench train {folder} --threads {threads}", shares)]
+        return [Result(f"training: share of the GEMM rate: {label}", "at::mm", 0.75, f"moe bench train {folder} --threads {threads}", shares)]
 
     return measure
 
@@ -110,13 +110,13 @@ def bf16(folder):
         for _ in range(bench.rounds):
             wide, narrow = (train_bench(folder, 1, "--precision", precision)["step"]["median_ms"] for precision in ("fp32", "bf16"))
             ratios.append(wide / narrow)
-        return [Result(f"speed with --precision bf16: {folder}", "our fp32", 1.6, f"moe bench train {folder} --precision bf16 --threads 1", ratios)]
+        return [Result(f"training speed with `--precision bf16`: {folder}", "our fp32", 1.6, f"moe bench train {folder} --precision bf16 --threads 1", ratios)]
 
     return measure
 
 
 def bf16_processor():
-    """Whether this processor multiplies bf16 itself; others multiply it in f32, and nothing is to be gained."""
+    """Returns True if the processor has bf16 products; others multiply in f32 without a gain."""
     try:
         return "avx512_bf16" in pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -150,7 +150,7 @@ def serial(folder):
             short, long = (main_and_other_seconds([MOE, "bench", "train", folder, "--threads", threads, "--repeats", repeats], threads) for repeats in (1, 11))
             caller, others = (more - less for more, less in zip(long, short))
             shares.append(100 * (caller - others / (threads - 1)) / (caller + others))
-        return [Result(f"serial share of a step: {folder}, {threads} threads", "", 10, f"all.py --rows serial-{folder}", shares, most=True, unit=" %", digits=1)]
+        return [Result(f"serial share of a training step: {folder}, {threads} threads", "", 10, f"all.py --rows serial-{folder}", shares, most=True, unit=" %", digits=1)]
 
     return measure
 
@@ -165,7 +165,7 @@ def oversubscribed(folder):
             plain = train_bench(folder, processors)["step"]["median_ms"]
             for times, found in slower.items():
                 found.append(train_bench(folder, times * processors)["step"]["median_ms"] / plain)
-        return [Result(f"a step with {times * processors} threads on {processors} processors: {folder}", f"{processors} threads", 1.1,
+        return [Result(f"time of a training step with {times * processors} threads on {processors} processors: {folder}", f"{processors} threads", 1.1,
                        f"moe bench train {folder} --threads {times * processors}", found, most=True) for times, found in slower.items()]
 
     return measure
@@ -178,7 +178,7 @@ def routing(bench):
         found = json_of([MOE, "bench", "route", "--threads", 1, "--json", *[word for router in routers for word in ("--router", router)]])
         for router, layer in zip(routers, found["layers"], strict=True):
             shares[router].append(100 * layer["routing"]["median_ms"] / layer["products"]["median_ms"])
-    return [Result(f"routing forward and backward, `{router}`: T 4096, D 1024, E 8", "the experts' products", 1.5, "moe bench route --threads 1", found, most=True, unit=" %")
+    return [Result(f"routing forward and backward, `{router}`: T 4096, D 1024, E 8", "expert GEMMs", 1.5, "moe bench route --threads 1", found, most=True, unit=" %")
             for router, found in shares.items()]
 
 
@@ -194,13 +194,13 @@ def rectifying(folder):
             plain, both = (layer["routing"]["median_ms"] for layer in found["layers"])
             shares.append(100 * layers * (both - plain) / train_bench(folder, 1, "--router", "top1+ir+fr")["step"]["median_ms"])
         command = f"moe bench route --tokens 1024 --width {width} --inner {inner} --threads 1"
-        return [Result(f"`+ir+fr` over `top1` at equal useful rows: {folder}", "a step", 1, command, shares, most=True, unit=" %")]
+        return [Result(f"added routing time of `+ir+fr` over `top1`: {folder}", "a training step", 1, command, shares, most=True, unit=" %")]
 
     return measure
 
 
 def harness_beside(bench, task, limit, *more):
-    """eval_speed.py's finding of one task."""
+    """Returns the result of eval_speed.py for one task, and the command."""
     out = bench.scratch / "eval.json"
     out.unlink(missing_ok=True)
     command = ["eval_speed.py", "--tasks", f"{task}:{limit}", *more]
@@ -219,16 +219,16 @@ def evaluation(task, limit, must, *more):
     def measure(bench):
         found, command = harness_beside(bench, task, limit, *more)
         ratios = [one["scoring_s"] / one["moe_s"] for one in found["rounds"]]
-        what = "answers written" if found["is_generated"] else "evaluation"
+        what = "generated answers" if found["is_generated"] else "evaluation"
         precision = ", bf16" if "bf16" in more else ""
-        return [Result(f"{what}{precision}, {task}: {limit} questions a task", f"lm-evaluation-harness, batch {found['harness_batch']}, scoring alone", must, command,
+        return [Result(f"{what}{precision}, {task}: {limit} questions per task", f"lm-evaluation-harness, batch {found['harness_batch']}, scoring only", must, command,
                        ratios, note=same(found))]
 
     return measure
 
 
 def eval_model(bench):
-    """The random LLaMA of hidden 256, 6 layers and 32000 pieces that eval_speed.py makes, too."""
+    """Creates the random LLaMA of eval_speed.py (hidden size 256, 6 layers, vocabulary 32000). Returns its folder and that of the benchmarks."""
     need_peer("make_eval_model.py")
     data = pathlib.Path(os.environ.get("MOE_SHARED_DATA", "../shared/data"))
     folder = bench.scratch / "E"
@@ -260,8 +260,8 @@ def generating(bench):
     for name, folder in (("E", small), ("hidden size 1024, 8 layers", large)):
         found = [json_of([MOE, "bench", "generate", folder, "--threads", 1, "--json"]) for _ in range(bench.rounds)]
         note = f"{1e3 / statistics.median(one['step']['median_ms'] for one in found):.0f} tokens/s"
-        what = f"a token of one text, {name}: the reading of its {found[0]['active_bytes'] / 1e6:.0f} MB of weights"
-        results.append(Result(what, "rate at which memory is read", 0.8, f"moe bench generate {folder.name} --threads 1",
+        what = f"generation of one text, {name}: read rate of its {found[0]['active_bytes'] / 1e6:.0f} MB of weights"
+        results.append(Result(what, "memory bandwidth", 0.8, f"moe bench generate {folder.name} --threads 1",
                               [one["share_of_read_rate"] for one in found], note=note))
     shutil.rmtree(large)
     return results
@@ -282,10 +282,10 @@ def dense_folder(folder, hidden, inner, layers):
 def upcycling(bench):
     need_peer("py_upcycle.py")
     free = shutil.disk_usage(bench.scratch).free / 1e9
-    if free < 4 * bench.upcycle_gb:  # the dense folder, ours and as many plain writes beside each other
+    if free < 4 * bench.upcycle_gb:  # the dense folder, our output and as many plain writes at once
         raise Lacks(f"needs {4 * bench.upcycle_gb:.0f} GB free in --scratch, there are {free:.0f}")
     dense = bench.scratch / "dense"
-    # 0.06 GB a dense layer, 4.5 times that for two of them as a mixture of 8 experts
+    # 0.06 GB per dense layer; a pair of layers, one with 8 experts, is 4.5 times the dense pair
     dense_folder(dense, hidden=2048, inner=5632, layers=max(2, int(bench.upcycle_gb * 4) // 2 * 2))
     python, disk, memory = [], [], []
     for _ in range(bench.rounds):
@@ -297,8 +297,8 @@ def upcycling(bench):
         memory.append(found["anonymous_bytes"] / 2**20)
     shutil.rmtree(dense)
     what, command = f"upcycling to {found['tensor_bytes'] / 1e9:.1f} GB, synced", "moe bench upcycle DENSE -o OUT --layers odd"
-    return [Result(what, "lazy Python (as mergekit-moe)", 1.8, command, python), Result(what, "plain large writes", 0.75, command, disk),
-            Result(what, "anonymous memory above the start", 64, command, memory, most=True, unit=" MiB", digits=1)]
+    return [Result(what, "lazy Python (as mergekit-moe)", 1.8, command, python), Result(what, "plain large writes, alternating 1 GB pieces", 0.75, command, disk),
+            Result(what, "anonymous memory at the start", 64, command, memory, most=True, unit=" MiB", digits=1)]
 
 
 LOAD = """
@@ -315,7 +315,7 @@ print(json.dumps({"first_s": seconds[0], "median_s": sorted(seconds[1:])[2]}))
 
 
 def loading(bench):
-    """Both again and again in one process, after a first time, of files in the system's cache."""
+    """Repeated loads in one process of files in the page cache; the first load is measured separately."""
     need_peer("make_toy_checkpoint.py")
     folder = bench.scratch / "M"
     json_of([sys.executable, PEERS / "make_toy_checkpoint.py", folder, "--hidden", 512, "--ffn", 1376, "--layers", 8])
@@ -330,12 +330,12 @@ def loading(bench):
         copies.append(ours["anonymous_bytes"] / ours["weight_bytes"])
     shutil.rmtree(folder)
     command = "moe bench load M --threads 1"
-    return [Result("loading a folder of 706 MB, again in one process", "from_pretrained", 4, command, ratios,
-                   note=f"{ours['load']['median_ms']:.0f} ms; the first time in a process {statistics.median(firsts):.1f}"),
-            Result("the same, mapped as eval and generate do", "from_pretrained", 20, command, mapped,
+    return [Result("loading a folder of 706 MB, repeated in one process", "from_pretrained", 4, command, ratios,
+                   note=f"{ours['load']['median_ms']:.0f} ms; first load of a process {statistics.median(firsts):.1f}"),
+            Result("mapping that folder, as eval and generate do, repeated", "from_pretrained", 20, command, mapped,
                    note=f"{ours['mapped']['load']['median_ms']:.1f} ms; first token after {ours['mapped']['first_token_ms']:.0f} ms"),
-            Result("the same, the first time in a process", "from_pretrained", 20, command, mapped_firsts),
-            Result("memory taken by loading", "bytes of the weights", 1.05, command, copies, most=True)]
+            Result("mapping that folder, first load of a process", "from_pretrained", 20, command, mapped_firsts),
+            Result("memory for loading", "bytes of the weights", 1.05, command, copies, most=True)]
 
 
 def starting(bench):
@@ -407,7 +407,7 @@ def processes(bench):
         apart = max(abs(a - b) / abs(a) for (_, one), (_, two) in pairs for a, b in zip(one, two, strict=True))
         what = f"two processes of one thread, S, {micro_batches} micro-batches a step (wall)"
         results += [Result(what, "one process of two threads", 1.1, "all.py --rows processes", [two[0] / one[0] for one, two in pairs], most=True),
-                    Result("losses apart, relative", "one process", 1e-4, "all.py --rows processes", [apart], most=True, digits=6)]
+                    Result("max. relative difference of losses", "one process", 1e-4, "all.py --rows processes", [apart], most=True, digits=6)]
     shutil.rmtree(folder)
     return results
 
