@@ -30,8 +30,8 @@ const std::string kQuiz =
     "{\"context\": \"The number before 31 is\", \"choices\": [\"30\", \"qqqq\"], \"answer\": "
     "\"A\"}\n";
 
-void write_mixture(const fs::path& out) {
-  succeed({"upcycle", tiny("model"), "-o", out.string(), "--experts", "4", "--router", "top1:cf=1",
+void write_mixture(const fs::path& out, const std::string& router = "top1:cf=1") {
+  succeed({"upcycle", tiny("model"), "-o", out.string(), "--experts", "4", "--router", router,
            "--quiet"});
 }
 
@@ -162,8 +162,7 @@ TEST_CASE("--requests prints one line per request, in order") {
 TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router override it") {
   const TempDir folder;
   const std::string moe = folder / "moe";
-  succeed(
-      {"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1:cf=1", "--quiet"});
+  write_mixture(moe);
   const Args base = {"eval", moe, "--tasks", tiny("quiz.jsonl"), "--limit", "4", "--threads", "1"};
   check_contains(succeed(base).out,
                  {"4 logical ranks, groups of up to 16384 tokens", "% of requests dropped"});
@@ -181,8 +180,7 @@ TEST_CASE("moe eval prints the routing of a mixture, and --cf and --router overr
 TEST_CASE("--stats writes the groups of --stats-by, and a table of layers is printed") {
   const TempDir folder;
   const std::string moe = folder / "moe", file = folder / "stats.json", quiz = tiny("quiz.jsonl");
-  succeed({"upcycle", tiny("model"), "-o", moe, "--experts", "4", "--router", "top1+ir+fr:cf=1",
-           "--quiet"});
+  write_mixture(moe, "top1+ir+fr:cf=1");
   const Args args = {"eval",    moe,  "--tasks",   quiz, "--limit",   "4",
                      "--stats", file, "--threads", "1",  "--stats-by"};
   check_contains(succeed(joined(args, {"layer,source,task,token"})).out,
@@ -259,6 +257,7 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines") {
       {"eval"},
       {{{model}, "nothing to evaluate"},
        {{"--tasks", quiz}, "MODEL is missing"},
+       {{model, "--requests", "-", "--ranks", "2"}, "--requests - cannot be used with 2 ranks"},
        {{model, "--tasks", quiz, "--requests", quiz}, "--tasks and --requests cannot be combined"},
        {{model, "--requests", quiz, "--stats-text", quiz},
         "--requests and --stats-text cannot be combined"},
@@ -272,12 +271,9 @@ TEST_CASE("moe eval refuses incompatible flags and names invalid lines") {
        {{model, "--tasks", quiz, "--cf", "1"}, "this model is dense and has no router"}});
 }
 
-// moe eval --ranks: the output equals that of a single process.
-
 TEST_CASE("several ranks write the results of a single process") {
   const TempDir dir;
-  succeed({"upcycle", tiny("model"), "-o", dir / "moe", "--experts", "4", "--router",
-           "top1+ir:cf=1", "--quiet"});
+  write_mixture(dir / "moe", "top1+ir:cf=1");
   const auto eval = [&](const std::string& out, const Args& more) {
     return succeed(joined({"eval", dir / "moe", "--tasks", tiny("quiz.jsonl"), "--limit", "60",
                            "--group-tokens", "100", "--threads", "1", "--stats",
@@ -320,11 +316,6 @@ void check_answers(int count) {
 TEST_CASE("several ranks write the generated answers of a single process") { check_answers(9); }
 
 TEST_CASE("several ranks generate answers in several rounds", "[.][slow]") { check_answers(131); }
-
-TEST_CASE("several ranks do not read requests from standard input") {
-  check_refused({"eval", tiny("model"), "--requests", "-", "--ranks", "2"},
-                "--requests - cannot be used with 2 ranks");
-}
 
 // Interrupted evaluations that are resumed by the same command, and sweeps.
 

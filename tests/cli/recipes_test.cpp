@@ -504,17 +504,8 @@ TEST_CASE("setup.sh uses sudo only with --yes") {
   CHECK(says(read_file(folder / "called"), "apt-get -q -y"));
 }
 
-// moe quickstart refuses folders with other files and names missing programs. tests/wheel/run.sh
-// and .ci/run run the whole quickstart.
-
-TEST_CASE("moe quickstart does not touch a folder with other contents") {
-  const TempDir dir;
-  write_file(dir / "mine", "kept");
-  check_refused({"quickstart", "-o", dir.path().string()},
-                dir.path().string() + " holds something else; give another folder");
-  CHECK(read_file(dir / "mine") == "kept");
-  CHECK(std::distance(fs::directory_iterator(dir.path()), {}) == 1);
-}
+// moe quickstart names missing programs. tests/cli/user_files_test.cpp tests folders with other
+// files; tests/wheel/run.sh and .ci/run run the whole quickstart.
 
 TEST_CASE("moe quickstart names a missing program before it writes a file") {
   const TempDir dir;

@@ -34,10 +34,8 @@ class Fixture : public TrainingFixture {
  public:
   Fixture() { upcycle("moe", {"--ep-ranks", "4"}); }
 
-  Args train(const std::string& run, int processes, Launch launch, int steps = 0) const {
-    if (steps == 0) {
-      steps = processes == 1 ? 300 : 60;  // a step with several processes is slower
-    }
+  Args train(const std::string& run, int processes, Launch launch) const {
+    const int steps = processes == 1 ? 300 : 60;  // a step with several processes is slower
     Args args = training({"--steps", std::to_string(steps), "--micro-batch", "4", "--global-batch",
                           "4", "--lr", "1e-2", "--cache", "off", "--quiet"},
                          "moe", run);
@@ -48,8 +46,8 @@ class Fixture : public TrainingFixture {
   }
 
   // Starts a run: one process, or one process per rank with Launch::kEnvironment.
-  std::vector<std::unique_ptr<Process>> start(const Args& args, int processes, Launch launch,
-                                              int ignored_signal = 0) const {
+  std::vector<std::unique_ptr<Process>> start(const Args& args, int processes,
+                                              Launch launch) const {
     std::vector<std::unique_ptr<Process>> started;
     const int port = 20000 + (getpid() * 7 + ++port_offset_) % 12000;
     const int count = launch == Launch::kMoe ? 1 : processes;
@@ -63,7 +61,7 @@ class Fixture : public TrainingFixture {
                           {"MASTER_ADDR", "127.0.0.1"},
                           {"MASTER_PORT", std::to_string(port)}});
       }
-      started.push_back(std::make_unique<Process>(args, variables, ignored_signal));
+      started.push_back(std::make_unique<Process>(args, variables));
     }
     return started;
   }
@@ -157,18 +155,6 @@ TEST_CASE("every signal to every process of a run saves a checkpoint, and the re
                                 {2, Launch::kEnvironment, Target::kOne, SIGHUP}});
   check_interruptions(fixture, {{4, Launch::kMoe, Target::kLauncher, SIGINT},
                                 {4, Launch::kEnvironment, Target::kAll, SIGINT}});
-}
-
-TEST_CASE("a signal that is ignored when moe starts is not handled") {
-  const Fixture fixture;
-  const auto started = fixture.start(fixture.train("run", 2, Launch::kMoe, 20), 2, Launch::kMoe,
-                                     /*ignored_signal=*/SIGHUP);
-  REQUIRE(wait_until([&] { return fixture.logged_steps("run") > 2; }));
-  for (const pid_t child : started.front()->children()) {
-    kill(child, SIGHUP);
-  }
-  kill(started.front()->pid(), SIGHUP);
-  CHECK(started.front()->exit_code() == 0);
 }
 
 TEST_CASE("a signal ends a command that has no checkpoint to save") {

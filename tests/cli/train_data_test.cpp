@@ -157,25 +157,21 @@ TEST_CASE("moe train refuses invalid flags of its data by name") {
 
 TEST_CASE("an invalid data file is refused with exit code 2, naming file and line") {
   const std::string pair = std::string(kPair) + "\n";
-  const std::string chat = R"({"messages": [{"role": "user", "content": "a"},
- {"role": "assistant", "content": "b"}]})";
   const std::vector<Fault> faults = {
       {"a.jsonl", pair + "\n\n{'instruction': 'x'}\n", "a.jsonl line 4: broken JSON"},
       {"a.json", "[" + pair + "," + pair, "a.json line 3: broken JSON: the file ends before its"},
-      {"a.jsonl", pair + R"({"instruction": "x", "output": null})",
-       "a.jsonl line 2: 'output' must be a string, is null"},
-      {"a.jsonl", pair + "{\"instruction\": \"\xC3(\", \"output\": \"y\"}", "line 2: not UTF-8"},
       {"a.jsonl", pair + R"({"instruction": "\ud800", "output": "y"})",
        "a.jsonl line 2: broken JSON"},
-      {"a.json", "[\r\n" + chat + ",\r\n{\"messages\": []}]",
-       "a.json line 4: no response: the conversation holds no answer"},
+      {"a.jsonl",
+       pair + "{\"instruction\": \"" + std::string(5'000'000, 'x') + "\", \"output\": \"y\"}",
+       "a.jsonl line 2: 5.0 MB of text that cannot be cut at spaces"},
       {"a.txt", "good\n<|endoftext|>\n\xFF\n", "a.txt line 3: not UTF-8 at byte 0", "lm"},
   };
   for (const auto& fault : faults) {
     const TempDir dir;
     write_file(dir / fault.name, fault.text);
     const RunResult result = train(dir, fault.name, fault.objective);
-    INFO(fault.text);
+    INFO(fault.message);
     check_refused(result, fault.message);
     CHECK_FALSE(fs::exists(dir / "run"));
   }
@@ -197,15 +193,6 @@ TEST_CASE("a byte-order mark, CRLF, blank lines and a missing last newline are a
     CHECK(result.exit_code == 0);
     CHECK((read_file(dir / "run/final/model.safetensors") == weights));
   }
-}
-
-TEST_CASE("a text of megabytes without spaces is refused before tokenization") {
-  const TempDir dir;
-  const std::string long_word(5'000'000, 'x');
-  write_file(dir / "a.jsonl",
-             std::string(kPair) + "\n{\"instruction\": \"" + long_word + "\", \"output\": \"y\"}");
-  check_refused(train(dir, "a.jsonl", "instruct"),
-                "a.jsonl line 2: 5.0 MB of text that cannot be cut at spaces");
 }
 
 TEST_CASE("training on a line of 60 MB needs less than 600 MB", "[.][slow]") {

@@ -13,7 +13,7 @@ using namespace moe;
 
 namespace {
 
-// Token i takes experts i, i + 1, ... i + k - 1, modulo E, whatever its logits.
+// Token i takes experts i, i + 1, ... i + k - 1, modulo E, independent of its logits.
 std::vector<route::Rule> rules(const route::RouterSettings& settings) {
   return {[k = settings.k](const route::RouteInput& input, const route::Plan&) {
     const at::Tensor token = at::arange(input.tokens(), input.source_rank.options()).unsqueeze(1);

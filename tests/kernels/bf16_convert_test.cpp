@@ -149,7 +149,9 @@ TEST_CASE("vector_exp is exp within two units in the last place") {
   CHECK(std::isnan(vector_exp(NAN)));
 }
 
-TEST_CASE("numbers for products are rounded to nearest, ties to even, and written no further") {
+TEST_CASE(
+    "numbers for products are rounded to nearest, ties to even, and none is written past the "
+    "count") {
   for (const int64_t count : {0, 1, 15, 16, 17, 31, 32, 33, 100}) {
     CAPTURE(count);
     const auto values = awkward(count);

@@ -58,9 +58,9 @@ TEST_CASE("attention equals the formula in f64, values and gradients", "[kernels
   }
 }
 
-// Checks a result in bf16 against the exact one: how many numbers are not the rounded exact ones,
-// and how far they are apart in units of 2^-8 of their own size or, where that is more, of the
-// typical one.
+// Checks a result in bf16 against the exact one: the number of elements that differ from the
+// rounded exact ones, and the largest error relative to the element or to the root mean square,
+// whichever is larger.
 void check_rounded(const Tensor& found, const Tensor& exact, int64_t width) {
   const Tensor wide = found.to(at::kDouble), wanted = exact.to(at::kBFloat16).to(at::kDouble);
   CHECK(wide.ne(wanted).sum().item<int64_t>() <= found.numel() / 100 + 2 * width);
@@ -69,11 +69,11 @@ void check_rounded(const Tensor& found, const Tensor& exact, int64_t width) {
   CHECK(((wide - exact).abs() / size).max().item<double>() * 256 <= 1.5);
 }
 
-// Both round at the same places, so that what is left are sums in f32: 130 terms of 2^-24 each
-// against steps of 2^-8 between numbers of bf16. A result rounds to the other side where it is
-// that near to the middle of a step, 130 * 2^-24 / 2^-8 < 1 in 500 of them; one of the numbers that
-// were rounded on the way does it as rarely, and then moves results by 2^-8 of one of their terms:
-// those of a query and of a key. Without the roundings on the way a third of all would be others.
+// Both round at the same places; only sums in f32 differ, by at most 130 * 2^-24. A result rounds
+// to the other neighbour if it is that close to the middle of a bf16 step of 2^-8: fewer than 1 in
+// 500. An intermediate number does so as rarely, and changes the results of its query and key by
+// 2^-8 of one term. If the reference did not round intermediate numbers, a third of all results
+// would differ.
 TEST_CASE("attention of bf16 products equals the formula that rounds where it does", "[kernels]") {
   for (const TileKernel& kernel : all_bf16_kernels()) {
     at::manual_seed(5);  // the same numbers for each kernel, whichever kernels this machine has

@@ -53,7 +53,7 @@ std::vector<uint16_t> in_f16(const std::vector<float>& wide) {
 }
 
 // b [k, n] with contiguous columns in blocks of 1, 2, 3, .. columns.
-std::vector<ColumnBlock> ever_wider(const MatrixView& b, int64_t n) {
+std::vector<ColumnBlock> widening_blocks(const MatrixView& b, int64_t n) {
   std::vector<ColumnBlock> blocks;
   for (int64_t first = 0; first < n;) {
     const int64_t columns = std::min(static_cast<int64_t>(blocks.size()) + 1, n - first);
@@ -268,7 +268,7 @@ TEST_CASE("a skinny GEMM equals plain loops in double") {
           CAPTURE(kernel);
           auto fast = before, in_blocks = before;
           skinny_gemm(shape, a.data(), {&whole, 1}, fast.data(), c_row, kernel);
-          skinny_gemm(shape, a.data(), ever_wider(right, n), in_blocks.data(), c_row, kernel);
+          skinny_gemm(shape, a.data(), widening_blocks(right, n), in_blocks.data(), c_row, kernel);
           CHECK((in_blocks == fast));
           double apart = 0;
           for (size_t i = 0; i < fast.size(); ++i) {

@@ -27,12 +27,12 @@ Tensor rounded(const Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); }
 // A product of n terms of order 1 summed in f32 is off by at most n 2^-24 of the sum of their
 // sizes.
 constexpr double kF32Sum = 1e-5;
-// One rounding to bf16, which has 8 significant bits: 2^-8 relative; beside the f32 sum it rounds.
+// One rounding to bf16, which has 8 significant bits: 2^-8 relative, plus the error of the f32 sum.
 constexpr double kBf16Step = 1.0 / 256 + kF32Sum;
 // Sums of 96 products that stay below 8, in two orders.
 constexpr double kOtherOrder = 96 * 8 * 0x1p-24;
 
-double most_apart(const Tensor& a, const Tensor& b) {
+double max_difference(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
 }
 
@@ -100,8 +100,7 @@ TEST_CASE("linear has the gradients of a product in x, weight and bias") {
   const Tensor bias = at::randn({7}, wide);
   CHECK(at::allclose(linear(x, weight, bias), x.mm(weight.t()) + bias, 1e-12, 1e-12));
   const auto check = [](const std::function<Tensor(const Tensor&)>& f, const Tensor& at) {
-    CHECK(moe::test::distance(moe::test::autograd(f, at), moe::test::finite_difference(f, at)) <
-          moe::test::kGradTolerance);
+    CHECK(distance(moe::test::autograd(f, at), finite_difference(f, at)) < kGradTolerance);
   };
   check([&](const Tensor& in) { return (linear(in, weight, bias) * upstream).sum(); }, x);
   check([&](const Tensor& in) { return (linear(x, in, bias) * upstream).sum(); }, weight);
@@ -115,7 +114,7 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, for every dt
   const at::NoGradGuard no_gradients;
   for (const int64_t rows : {0, 1, 5, 6, 31, 70}) {
     for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-      // One too narrow for our own product, were it not for the rows beside it.
+      // A block of 3 rows alone would be too narrow for our own product.
       for (const std::vector<int64_t>& outer : {std::vector<int64_t>{40, 8, 8}, {64}, {3, 172}}) {
         const int64_t sum = std::accumulate(outer.begin(), outer.end(), int64_t{0});
         CAPTURE(rows, dtype, outer);
@@ -131,11 +130,12 @@ TEST_CASE("a weight in blocks of rows gives the bits of one tensor, for every dt
         CHECK(apart.outer() == sum);
         for (const Tensor& with : {Tensor(), bias}) {
           const Tensor whole = linear(x, weight, with), found = linear(x, apart, with);
-          CHECK(most_apart(found, whole) <= (is_equal ? 0 : kOtherOrder));
+          CHECK(max_difference(found, whole) <= (is_equal ? 0 : kOtherOrder));
         }
         Tensor fused = at::empty({rows, sum});
         moe::kernels::weight_matmul_out(fused, x, {weight}, at::kFloat);
-        CHECK(most_apart(fused, moe::kernels::linear(x, weight)) <= (is_equal ? 0 : kOtherOrder));
+        CHECK(max_difference(fused, moe::kernels::linear(x, weight)) <=
+              (is_equal ? 0 : kOtherOrder));
       }
     }
   }

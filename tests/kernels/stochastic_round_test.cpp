@@ -126,8 +126,8 @@ TEST_CASE(
           std::max(worst_step, std::abs(up.sum().item<double>() / kElements - probability));
     }
     CAPTURE(share, worst_step);
-    // A count of n draws deviates by sqrt(n p (1 - p)); six of those are met once in 5e8 counts, of
-    // which this test makes 325. A share of elements that is one of 2^-16 is hit or not: 1 more.
+    // A count of n draws has the standard deviation sqrt(n p (1 - p)). It is off by six of them
+    // once in 5e8 counts; this test makes 325. The bound has one count more, for p near 2^-16.
     const auto six_sigma = [&](double draws) {
       return 6 * std::sqrt(probability * (1 - probability) / draws) + 1 / draws;
     };

@@ -57,18 +57,18 @@ Variables srun() {
 }
 
 // Returns the message of each of three ranks when rank r runs body(r).
-std::vector<std::string> heard(const std::function<void(int64_t)>& body) {
-  std::vector<std::string> sentences(3);
+std::vector<std::string> messages_of_ranks(const std::function<void(int64_t)>& body) {
+  std::vector<std::string> messages(3);
   test::run_as_threads(3, [&](distributed::Comm& comm) {
     try {
       distributed::on_all_ranks(&comm, [&] { body(comm.rank()); });
     } catch (const UserError& error) {
-      sentences[comm.rank()] = "user: " + std::string(error.what());
+      messages[comm.rank()] = "user: " + std::string(error.what());
     } catch (const std::exception& error) {
-      sentences[comm.rank()] = error.what();
+      messages[comm.rank()] = error.what();
     }
   });
-  return sentences;
+  return messages;
 }
 
 }  // namespace
@@ -101,14 +101,15 @@ TEST_CASE("rank, size and store come from the variables of the innermost launche
            {srun(), "srun", 5, 8, 5, "127.0.0.1"},
            {with(srun(), open_mpi()), "mpirun", 1, 2, 1, "127.0.0.1"},
            {with(with(srun(), open_mpi()), torchrun()), "torchrun", 3, 4, 1, "node7"}}) {
-    const auto there = read_environment(variables);
+    const auto environment = read_environment(variables);
     CAPTURE(launcher);
-    CHECK((there.launcher == launcher && there.rank == rank && there.size == size));
-    CHECK((there.local_rank == local_rank && there.store_host == store_host));
-    const bool is_torchrun = there.launcher == "torchrun";
-    CHECK(there.has_agent_store == is_torchrun);
-    CHECK((is_torchrun ? there.store_port == 29500
-                       : there.store_port >= 20000 && there.store_port < 32000));
+    CHECK(
+        (environment.launcher == launcher && environment.rank == rank && environment.size == size));
+    CHECK((environment.local_rank == local_rank && environment.store_host == store_host));
+    const bool is_torchrun = environment.launcher == "torchrun";
+    CHECK(environment.has_agent_store == is_torchrun);
+    CHECK((is_torchrun ? environment.store_port == 29500
+                       : environment.store_port >= 20000 && environment.store_port < 32000));
   }
   CHECK(read_environment(torchrun()).run_name == "moe/run/2/");
   CHECK_FALSE(
@@ -130,43 +131,37 @@ TEST_CASE("the port is the same for all ranks of a job and differs between jobs"
   CHECK((first.store_port == second.store_port && first.run_name != second.run_name));
 }
 
-TEST_CASE("several hosts need the address of rank 0") {
-  const auto two = with(srun(), {{"SLURM_STEP_NUM_NODES", "2"}});
-  CHECK_THROWS_WITH(read_environment(two), contains_text("set MASTER_ADDR"));
-  CHECK_THROWS_WITH(read_environment(without(two, "SLURM_STEP_NUM_NODES")),
-                    contains_text("set MASTER_ADDR"));
-  CHECK_THROWS_WITH(
-      read_environment(with(open_mpi(), {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})),
-      contains_text("mpirun started 2 processes") && contains_text("set MASTER_ADDR"));
-  CHECK_THROWS_WITH(read_environment(without(torchrun(), "MASTER_ADDR")) /* two hosts */,
-                    contains_text("set MASTER_ADDR"));
-  const auto there = read_environment(with(two, {{"MASTER_ADDR", "node1"}}));
-  CHECK((there.store_host == "node1" && there.store_port >= 20000));
-}
-
 TEST_CASE("an incomplete or invalid environment is refused by variable") {
-  CHECK_THROWS_WITH(read_environment({{"RANK", "0"}}), contains_text("RANK but no WORLD_SIZE"));
-  CHECK_THROWS_WITH(read_environment({{"WORLD_SIZE", "2"}}),
-                    contains_text("WORLD_SIZE but no RANK"));
-  CHECK_THROWS_WITH(read_environment(without(srun(), "SLURM_NTASKS")),
-                    contains_text("SLURM_PROCID but no SLURM_NTASKS"));
-  CHECK_THROWS_WITH(read_environment(with(torchrun(), {{"RANK", "4"}})),
-                    contains_text("RANK=4 of WORLD_SIZE=4; ranks count from 0"));
-  CHECK_THROWS_WITH(read_environment(without(torchrun(), "MASTER_PORT")),
-                    contains_text("no MASTER_PORT"));
+  const auto two_hosts = with(srun(), {{"SLURM_STEP_NUM_NODES", "2"}});
+  const auto two_open_mpi_hosts = with(open_mpi(), {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  for (const auto& [variables, fact] : std::vector<std::pair<Variables, std::string>>{
+           {Variables{{"RANK", "0"}}, "RANK but no WORLD_SIZE"},
+           {Variables{{"WORLD_SIZE", "2"}}, "WORLD_SIZE but no RANK"},
+           {without(srun(), "SLURM_NTASKS"), "SLURM_PROCID but no SLURM_NTASKS"},
+           {with(torchrun(), {{"RANK", "4"}}), "RANK=4 of WORLD_SIZE=4; ranks count from 0"},
+           {without(torchrun(), "MASTER_PORT"), "no MASTER_PORT"},
+           {with(torchrun(), {{"MASTER_PORT", "70000"}}), "MASTER_PORT='70000'"},
+           {without(torchrun(), "MASTER_ADDR"), "set MASTER_ADDR"},  // two hosts
+           {two_hosts, "set MASTER_ADDR"},
+           {without(two_hosts, "SLURM_STEP_NUM_NODES"), "set MASTER_ADDR"},
+           {two_open_mpi_hosts, "set MASTER_ADDR"},
+           {two_open_mpi_hosts, "mpirun started 2 processes"}}) {
+    CHECK_THROWS_WITH(read_environment(variables), contains_text(fact));
+  }
   for (const char* word : {"", "two", "-1", "1e3", "99999999999999999999", " 1"}) {
     CHECK_THROWS_WITH(read_environment(with(torchrun(), {{"WORLD_SIZE", word}})),
                       contains_text("the environment says WORLD_SIZE='" + std::string(word) + "'"));
   }
-  CHECK_THROWS_WITH(read_environment(with(torchrun(), {{"MASTER_PORT", "70000"}})),
-                    contains_text("MASTER_PORT='70000'"));
+  const auto environment = read_environment(with(two_hosts, {{"MASTER_ADDR", "node1"}}));
+  CHECK((environment.store_host == "node1" && environment.store_port >= 20000));
 }
 
 TEST_CASE("the variables that moe sets for its ranks are parsed, and have no port") {
-  const auto there = read_environment(with(srun(), distributed::launched_variables(2, 3, 7)));
-  CHECK((there.launcher == "moe" && there.rank == 2 && there.size == 3 && there.local_rank == 2));
-  CHECK(there.inherited_store == 7);
-  CHECK((there.store_port == 0 && there.store_host == "127.0.0.1"));
+  const auto environment = read_environment(with(srun(), distributed::launched_variables(2, 3, 7)));
+  CHECK((environment.launcher == "moe" && environment.rank == 2 && environment.size == 3 &&
+         environment.local_rank == 2));
+  CHECK(environment.inherited_store == 7);
+  CHECK((environment.store_port == 0 && environment.store_host == "127.0.0.1"));
   CHECK(read_environment(srun()).inherited_store == -1);
   for (const char* word : {"2", "-1", "x", ""}) {  // 2: standard error
     CHECK_THROWS_WITH(read_environment(with(distributed::launched_variables(0, 2, 7),
@@ -176,22 +171,20 @@ TEST_CASE("the variables that moe sets for its ranks are parsed, and have no por
 }
 
 TEST_CASE("an error of one rank is thrown on all ranks") {
-  CHECK(heard([](int64_t) {}) == std::vector<std::string>(3));
-  CHECK(heard([](int64_t rank) {
+  CHECK(messages_of_ranks([](int64_t) {}) == std::vector<std::string>(3));
+  CHECK(messages_of_ranks([](int64_t rank) {
           if (rank == 2) {
             throw UserError("no such folder");
           }
         }) == std::vector<std::string>(3, "user: no such folder"));
-  CHECK(heard([](int64_t rank) {
+  CHECK(messages_of_ranks([](int64_t rank) {
           if (rank == 1) {
             throw std::runtime_error("disk broken");
           }
         }) == std::vector<std::string>(3, distributed::describe(1, distributed::this_member()) +
                                               " failed (disk broken)"));
-}
-
-TEST_CASE("a UserError has precedence over the errors that it causes") {
-  CHECK(heard([](int64_t rank) {
+  // A UserError has precedence over the errors that it causes.
+  CHECK(messages_of_ranks([](int64_t rank) {
           if (rank == 0) {
             throw std::runtime_error("broken");
           }

@@ -1,5 +1,5 @@
-// Collectives of GPUs, without a GPU: the table of CUDA functions is that of this file. Its works
-// behave as WorkNCCL does on the host: wait() orders streams and returns at once; a work is
+// Collectives of GPUs, without a GPU: the table of CUDA functions is that of this file. Its
+// FakeWork behaves like WorkNCCL on the host: wait() orders streams and returns at once; it is
 // complete when the GPU has completed it; after an error of NCCL it is complete with an exception
 // that wait() does not throw.
 

@@ -29,6 +29,8 @@
 using namespace moe;
 using namespace moe::test;
 using at::Tensor;
+using distributed::Seconds;
+using distributed::Store;
 
 namespace {
 
@@ -179,11 +181,6 @@ TEST_CASE("a broken connection ends the collectives of other ranks without a sta
 
 C10_DECLARE_int(caffe2_log_level);
 
-using namespace moe;
-using namespace moe::test;
-using distributed::Seconds;
-using distributed::Store;
-
 TEST_CASE("processes that inherit a store read the values of each other") {
   const Descriptor file = make_memory_file();
   Store one = distributed::open_inherited_store(file, Seconds{20});
@@ -207,7 +204,7 @@ TEST_CASE("a store whose file another process holds throws after the time limit"
   flock(holder.get(), LOCK_UN);
 }
 
-// Without it a write to a port scanner would end the process (SIGPIPE).
+// A write to a client that has disconnected raises SIGPIPE, which must not end the process.
 TEST_CASE("clients that disconnect early do not disturb the store") {
   std::signal(SIGPIPE, SIG_DFL);
   FLAGS_caffe2_log_level = 3;  // fatal: c10d logs a line for each

@@ -30,7 +30,7 @@ using test::contains_text;
 
 void rest(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
-// Behaviour of the other ranks meanwhile.
+// Behaviour of the other ranks while one fails.
 void behave(const std::string& way, distributed::Comm& comm) {
   if (way == "aborts_as_others_compute") {
     rest(6.5);
@@ -223,43 +223,24 @@ TEST_CASE("a failed rank ends the run with its exit code and is named with its p
     const char* way;
     int64_t culprit;  // -1: all ranks
     int exit_code;
+    double seconds;
     std::vector<std::string> facts;
-    double timeout_s, seconds;
+    double timeout_s = 20;
   };
-  const std::string place = "step 4, layer 2, all_reduce\n";
-  for (const auto& [way, culprit, exit_code, facts, timeout_s, seconds] : std::vector<Case>{
-           {"refuses", -1, 2, {"moe: no such folder; name another\n"}, 20, 7},
-           {"refuses", 2, 2, {"moe: [rank 2] no such folder; name another\n"}, 20, 7},
-           {"is_interrupted", -1, 130, {"moe: stopped after step 4; --resume goes on\n"}, 20, 7},
-           {"raises", 1, 1, {"moe: rank 1 (host ", " failed (the disk is full): " + place}, 20, 7},
-           {"aborts",
-            1,
-            1,
-            {"[rank 1] last words\n", "moe: rank 1 (host ", "signal 6, Aborted): " + place},
-            20,
-            7},
-           {"exits", 2, 1, {"moe: rank 2 (host ", "(exit code 3): "}, 20, 7},
+  const std::string place = "step 4, layer 2, all_reduce\n", aborted = "signal 6, Aborted): ";
+  for (const auto& [way, culprit, exit_code, seconds, facts, timeout_s] : std::vector<Case>{
+           {"refuses", -1, 2, 7, {"moe: no such folder; name another\n"}},
+           {"refuses", 2, 2, 7, {"moe: [rank 2] no such folder; name another\n"}},
+           {"is_interrupted", -1, 130, 7, {"moe: stopped after step 4; --resume goes on\n"}},
+           {"raises", 1, 1, 7, {"moe: rank 1 (host ", " failed (the disk is full): " + place}},
+           {"aborts", 1, 1, 7, {"[rank 1] last words\n", "moe: rank 1 (host ", aborted + place}},
+           {"exits", 2, 1, 7, {"moe: rank 2 (host ", "(exit code 3): "}},
            // The others are not in a collective when the failure is known.
-           {"aborts_as_others_compute",
-            1,
-            1,
-            {"signal 6, Aborted): after step 4, layer 1, all_reduce\n"},
-            20,
-            10},
-           {"aborts_as_others_connect",
-            2,
-            1,
-            {"moe: rank 2 (host ", "signal 6, Aborted): connecting\n"},
-            20,
-            2},
-           {"throws_in_a_thread", 1, 1, {"moe: rank 1 (host ", " failed (watchdog): "}, 20, 20},
-           {"stops_as_it_writes", 2, 1, {"moe: rank 2 (host ", "step 4, layer"}, 2, 2},
-           {"hangs",
-            2,
-            1,
-            {"moe: rank 2 (host ", "last operation: step 4, layer 1, all_reduce): step 4, layer 2"},
-            2,
-            2}}) {
+           {"aborts_as_others_compute", 1, 1, 10, {aborted + "after step 4, layer 1, all_reduce"}},
+           {"aborts_as_others_connect", 2, 1, 2, {"moe: rank 2 (host ", aborted + "connecting\n"}},
+           {"throws_in_a_thread", 1, 1, 20, {"moe: rank 1 (host ", " failed (watchdog): "}},
+           {"stops_as_it_writes", 2, 1, 2, {"moe: rank 2 (host ", "step 4, layer"}, 2},
+           {"hangs", 2, 1, 2, {"rank 2 (host ", "layer 1, all_reduce): step 4, layer 2"}, 2}}) {
     CAPTURE(way, culprit);
     const auto [result, took] = run_program(culprit == 2 ? 3 : 2, way, culprit, timeout_s);
     CHECK(result.exit_code == exit_code);

@@ -47,9 +47,9 @@ TEST_CASE("attention with head norms has the gradients of finite differences", "
   const AttentionWeights weights = weights_with_norms();
   const Tensor x = at::randn({5, 6}, at::kDouble), mix = at::randn({5, 6}, at::kDouble);
   const std::vector<int64_t> lengths{3, 2}, none;
-  const auto loss = [&](const Tensor& input, const AttentionWeights& its_weights) {
-    const Tensor heads = self_attention(input, its_weights, config, {lengths, none});
-    return (adapted_linear(heads, its_weights.output, {}, its_weights.output_adapter) * mix).sum();
+  const auto loss = [&](const Tensor& input, const AttentionWeights& given) {
+    const Tensor heads = self_attention(input, given, config, {lengths, none});
+    return (adapted_linear(heads, given.output, {}, given.output_adapter) * mix).sum();
   };
   const auto check = [&](const char* name, const Tensor& at,
                          const std::function<Tensor(const Tensor&)>& f) {

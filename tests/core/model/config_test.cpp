@@ -215,7 +215,7 @@ TEST_CASE("optional numbers of the moe object are read back exactly, and absent 
   CHECK(again.moe->z_coef == 0.1 + 0.2);
   CHECK(again.moe->seq_lb_coef == third);
   CHECK(again.moe->lambda == lambda);
-  // A parent's keys do not stay.
+  // The keys of a parent's moe object are not inherited.
   CHECK_FALSE(has(Json(config_json(mixture(), with)), {{"moe", {{"z_coef", 0.1 + 0.2}}}}));
   CHECK_FALSE(Json(config_json(mixture(), with))["moe"].contains("lambda"));
   for (const char* key : {"z_coef", "seq_lb_coef", "lambda"}) {
@@ -271,7 +271,7 @@ TEST_CASE("the stock keys describe the nearest stock router, or a model_type of 
   CHECK(parse_config(written(scaled), "again").moe->gate_scale == 1.5);
 }
 
-TEST_CASE("a config of another function, or of none, is refused by name") {
+TEST_CASE("an unsupported or invalid config is refused by name") {
   check_refused(
       dense(),
       {{{{"vocab_size", nullptr}}, "vocab_size"},

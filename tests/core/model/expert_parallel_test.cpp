@@ -1,8 +1,6 @@
 // A model with expert parallelism against the same model on one rank: outputs and gradients with
 // every kind of recomputation and with adapters, and bytes sent.
 
-#include <ATen/core/grad_mode.h>
-
 #include <array>
 
 #include "core/model/llama/llama.h"
@@ -10,7 +8,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/counting_comm.h"
 #include "tests/support/gradcheck.h"
-#include "tests/support/mixture.h"
+#include "tests/support/loaded_mixture.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
 
@@ -36,17 +34,8 @@ constexpr double kGradient = 2.4e-6;
 io::Checkpoint mixture(const TempDir& dir, const TinyCheckpoint& shape = {},
                        bool shared_expert = false) {
   write_tiny_checkpoint(dir / "dense", shape);
-  write_mixture(dir / "dense", dir / "copies",
-                {.router = "top2", .experts = kExperts, .shared_expert = shared_expert});
-  const io::Checkpoint copies(dir / "copies");
-  const Llama model = Llama::load(copies);
-  at::manual_seed(7);
-  for (const auto& parameter : model.parameters()) {
-    const at::NoGradGuard no_gradients;
-    Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.1;
-  }
-  model::save_folder(model, model.default_routing(), copies, dir / "moe", false,
-                     *distributed::solo_comm());
+  write_varied_mixture(dir, {.router = "top2", .experts = kExperts, .shared_expert = shared_expert},
+                       0.1, 7);
   return io::Checkpoint(dir / "moe");
 }
 
@@ -204,15 +193,15 @@ Input random_input(const std::string& router, Counts tokens, int64_t logical_ran
 }
 
 // Runs the layer on some tokens and experts, and the backward of y dy + all losses.
-Output run_layer(const Input& input, const model::TokenPartition& spread, int64_t first_token,
+Output run_layer(const Input& input, const model::TokenPartition& partition, int64_t first_token,
                  int64_t first_expert, int64_t experts) {
-  const auto tokens = static_cast<int64_t>(spread.local.source_rank.size());
+  const auto tokens = static_cast<int64_t>(partition.local.source_rank.size());
   const Tensor x = leaf(input.x.narrow(0, first_token, tokens));
   const MoeWeights weights{leaf(input.all.router),
                            leaf(input.all.gate_up.narrow(0, first_expert, experts)),
                            leaf(input.all.down.narrow(0, first_expert, experts))};
-  const auto out = model::moe_forward(x, {weights.router, input.router}, weights.experts(), spread,
-                                      {.gate_scale = 0.7});
+  const auto out = model::moe_forward(x, {weights.router, input.router}, weights.experts(),
+                                      partition, {.gate_scale = 0.7});
   Tensor loss = (out.y * input.dy.narrow(0, first_token, tokens)).sum();
   const Tensor none = at::zeros({}, at::kDouble);
   std::array<Tensor, route::kAllLosses.size()> losses;
@@ -269,10 +258,11 @@ Output on_many(const Input& input) {
     const auto layout =
         distributed::make_layout(processes, comm.rank(), 1, input.logical_ranks, kExperts);
     const int64_t tokens = input.tokens[comm.rank()];
-    model::TokenPartition spread(tokens, input.logical_ranks,
-                                 {&comm, layout, input.overlap_all_to_all}, num_sequences(tokens));
-    request_losses(spread.local, tokens, 0);
-    outputs[comm.rank()] = run_layer(input, spread, input.first_token(comm.rank()),
+    model::TokenPartition partition(tokens, input.logical_ranks,
+                                    {&comm, layout, input.overlap_all_to_all},
+                                    num_sequences(tokens));
+    request_losses(partition.local, tokens, 0);
+    outputs[comm.rank()] = run_layer(input, partition, input.first_token(comm.rank()),
                                      layout.first_expert(), layout.local_experts());
   });
   Output all;
@@ -345,7 +335,7 @@ TEST_CASE("ranks with few or no tokens compute the same for any set of trained p
   const model::LoraSettings none, attention{2, 4, {"attention"}}, ffn{2, 4, {"ffn"}};
   const TempDir dir;
   const io::Checkpoint checkpoint = mixture(dir, {}, /*shared_expert=*/true);
-  // Dropless: the home of a token matters only for the losses, which are off.
+  // Dropless: the source rank of a token matters only for the losses, which are off.
   for (const Run& run : {Run{"top2:cf=inf", 4, Recompute::kNone, none, {3, 0}, false},
                          {"topp:0.4", 4, Recompute::kFeedForward, attention, {0, 2}, false},
                          {"relu:k=1", 4, Recompute::kLayer, ffn, {1, 0, 4, 0}, false},
@@ -357,7 +347,7 @@ TEST_CASE("ranks with few or no tokens compute the same for any set of trained p
     check_same(checkpoint, run);
     Run with_capacity = run;
     with_capacity.router = "top1+ir+fr";
-    on_many(checkpoint, with_capacity);  // it ends
+    on_many(checkpoint, with_capacity);  // must not hang
   }
 }
 
@@ -394,8 +384,8 @@ TEST_CASE("FR and IR send no more than the capacity, and bf16 sends half of the 
     });
     return bytes[0];
   };
-  // Two MoE layers there and back, forward and backward; 4 logical ranks of 5 tokens have one slot
-  // each at every one of the 4 experts of the other process, of 16 numbers.
+  // Two MoE layers send rows to the experts and back, forward and backward. Each of 4 logical ranks
+  // has one slot of 16 numbers at each of the 4 experts of the other process.
   constexpr int64_t kNumbers = 8 * 4 * 4 * 16;
   CHECK(sent("top1:cf=1", model::Precision::kF32) == kNumbers * 4);
   CHECK(sent("top1+ir+fr:cf=1", model::Precision::kF32) == kNumbers * 4);

@@ -32,6 +32,8 @@ using Ids = std::vector<int64_t>;
 
 namespace {
 
+const Ids kIds = {1, 5, 63, 0, 5, 17, 2};
+
 // A reference in f64, of one sequence.
 class PlainLlama {
  public:
@@ -234,18 +236,16 @@ uint64_t anonymous_bytes() { return system_bytes("/proc/self/status", "RssAnon")
 
 TEST_CASE("the logits of every architecture equal those of a plain f64 model") {
   const TempDir folder;
-  const Ids ids{1, 5, 63, 0, 5, 17, 2};
   for (const auto& [name, shape] : shapes()) {
     CAPTURE(name);
     write_shape(folder / name, name);
     const io::Checkpoint checkpoint(folder / name);
-    CHECK(distance(run(Llama::load(checkpoint), ids, {7}), PlainLlama(checkpoint).logits(ids)) <
+    CHECK(distance(run(Llama::load(checkpoint), kIds, {7}), PlainLlama(checkpoint).logits(kIds)) <
           kTolerance);
   }
 }
 
 TEST_CASE("matrices may stay in the type they are stored in and give the same logits") {
-  const Ids ids{1, 5, 63, 0, 5, 17, 2};
   Ids many;
   for (int64_t i = 0; i < 60; ++i) {
     many.push_back(i * 7 % 64);
@@ -275,9 +275,9 @@ TEST_CASE("matrices may stay in the type they are stored in and give the same lo
     const auto wide = Llama::load(io::Checkpoint(folder / c.name));
     // LibTorch multiplies few rows by an unmapped f32 matrix, in another order of sums.
     CHECK(distance(run(stored, many, {60}), run(wide, many, {60})) <= c.tolerance);
-    CHECK(distance(run(stored, ids, {7}), run(wide, ids, {7})) < kTolerance);
+    CHECK(distance(run(stored, kIds, {7}), run(wide, kIds, {7})) < kTolerance);
     const auto again = stored.clone();  // in f32
-    CHECK(distance(run(again, ids, {7}), run(wide, ids, {7})) == 0);
+    CHECK(distance(run(again, kIds, {7}), run(wide, kIds, {7})) == 0);
   }
 }
 
@@ -285,8 +285,7 @@ TEST_CASE("a matrix that is not aligned for its type is copied") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "m", {.dtype = io::DType::kBF16});
   const auto path = folder / "m" / "model.safetensors";
-  const Ids ids{1, 5, 63, 0, 5, 17, 2};
-  const Tensor expected = run(load_mapped(folder / "m"), ids, {7});
+  const Tensor expected = run(load_mapped(folder / "m"), kIds, {7});
   std::string file = read_file(path);
   uint64_t header = 0;
   std::memcpy(&header, file.data(), 8);
@@ -298,7 +297,7 @@ TEST_CASE("a matrix that is not aligned for its type is copied") {
   for (const auto& [info, tensor, begin] : model.folder_tensors(model.default_routing())) {
     CHECK(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 2 == 0);
   }
-  CHECK(at::equal(run(model, ids, {7}), expected));
+  CHECK(at::equal(run(model, kIds, {7}), expected));
 }
 
 TEST_CASE("a mapped model takes no memory for its weights") {
@@ -314,12 +313,11 @@ TEST_CASE("a mapped model takes no memory for its weights") {
   const uint64_t weights = write_sparse_checkpoint(folder / "m", big);
   REQUIRE(weights > 900'000'000);
   const at::NoGradGuard no_gradients;
-  const Ids ids{1, 5, 63, 0, 5, 17, 2};
   run(load_mapped(folder / "m"), {1}, {1});  // allocates the scratch memory of the process
   const uint64_t before = anonymous_bytes();
   const auto model = load_mapped(folder / "m");
   const uint64_t loaded = anonymous_bytes();
-  run(model, ids, {7});
+  run(model, kIds, {7});
   run(model, {3}, {1});
   const uint64_t after_forward = anonymous_bytes();
   CHECK(loaded < before + weights / 200);
@@ -371,8 +369,7 @@ TEST_CASE("a saved folder of every architecture has the tensors of its parent, b
     check_same_tensors(copy, parent);
     CHECK(copy.config().at("architectures") == parent.config().at("architectures"));
     CHECK(copy.config().at("model_type") == parent.config().at("model_type"));
-    const Ids ids{1, 5, 63, 0, 5, 17, 2};
-    CHECK(distance(run(Llama::load(copy), ids, {7}), run(model, ids, {7})) == 0);
+    CHECK(distance(run(Llama::load(copy), kIds, {7}), run(model, kIds, {7})) == 0);
   }
 }
 

@@ -2,7 +2,7 @@
 
 #include "core/model/llama/llama.h"
 #include "tests/support/catch.h"
-#include "tests/support/mixture.h"
+#include "tests/support/loaded_mixture.h"
 
 using namespace moe;
 using at::Tensor;
@@ -10,14 +10,6 @@ using moe::model::Llama;
 using moe::test::TempDir;
 
 namespace {
-
-// A tiny model whose layers 0 and 2 are mixtures.
-Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
-  test::write_tiny_checkpoint(dir / "dense");
-  test::write_mixture(dir / "dense", dir / "moe",
-                      {.router = "top2", .experts = 4, .shared_expert = shared_expert});
-  return Llama::load(io::Checkpoint(dir / "moe"));
-}
 
 Tensor logits_of(const Llama& model) {
   const model::Packed tokens{at::arange(40, at::kLong), {17, 23}};
@@ -42,14 +34,15 @@ TEST_CASE("new adapters change no bit, trained ones equal the weights they are m
   struct Case {
     std::vector<std::string> on;
     bool shared_expert;
-    size_t matrices;  // with an adapter: of 3 layers 2 in attention and 2 in a feed-forward each
+    size_t matrices;  // with an adapter: 2 of attention and 2 of the feed-forward per layer
   };
   for (const Case& c : {Case{{"attention"}, false, 6}, Case{{"ffn"}, false, 6},
                         Case{{"attention", "ffn"}, false, 12}, Case{{"attention"}, true, 6},
                         Case{{"ffn"}, true, 10}}) {  // 2 shared experts more
     CAPTURE(c.on, c.shared_expert);
     const TempDir dir;
-    Llama model = tiny_mixture(dir, c.shared_expert);
+    Llama model = test::load_tiny_mixture(
+        dir, {.router = "top2", .experts = 4, .shared_expert = c.shared_expert});
     const Tensor before = logits_of(model);
     const size_t weights = model.parameters().size();
     model.add_lora({3, 6, c.on}, 1);
@@ -74,7 +67,7 @@ TEST_CASE("the gradients of adapters follow from the gradient of the merged weig
   // y depends on a and b only through W + s b a. With G = d loss / d W: d b = s G a^T, d a = s b^T
   // G.
   const TempDir dir;
-  Llama model = tiny_mixture(dir);
+  Llama model = test::load_tiny_mixture(dir, {.router = "top2", .experts = 4});
   model.add_lora({3, 6, {"attention", "ffn"}}, 1);
   fill_adapters(model);
   Llama merged = model.merged();

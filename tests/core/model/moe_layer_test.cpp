@@ -68,7 +68,7 @@ void check_layer_case(const json& one) {
 
   const auto dy = tensor_of(input.at("dy"), at::kFloat);
   ((out.y * dy).sum() + weighted_losses(one, out.losses)).backward();
-  const double tolerance = 1e-4;  // of layers: sums of many f32 products
+  const double tolerance = 1e-4;  // sums of many f32 products
   const json& grad = one.at("grad");
   CHECK(distance(x.grad(), tensor_of(grad.at("x"), at::kDouble)) < tolerance);
   CHECK(distance(weights.router.grad(), tensor_of(grad.at("router_weight"), at::kDouble)) <

@@ -56,16 +56,6 @@ void copy_by_ranks(const fs::path& from, const fs::path& to, int64_t processes, 
   });
 }
 
-// Runs `body` on three ranks. Returns the message of the UserError of each, or "".
-std::vector<std::string> errors_of(const std::function<void(distributed::Comm&)>& body) {
-  const TimeLimit limit(kSeconds);
-  std::vector<std::string> errors(3);
-  test::run_as_threads(3, [&](distributed::Comm& comm) {
-    errors[comm.rank()] = user_error_of([&] { body(comm); });
-  });
-  return errors;
-}
-
 }  // namespace
 
 TEST_CASE("a folder loaded and saved by 1, 2 and 4 processes keeps its bytes", "[model]") {
@@ -111,15 +101,19 @@ TEST_CASE("shards written by four ranks are those written by one", "[model]") {
 TEST_CASE("an error of one rank is thrown on all, and no folder appears", "[model]") {
   const TempDir dir;
   make_mixture(dir, dir / "moe", io::DType::kF32);
-  const auto errors = errors_of([&](distributed::Comm& comm) {
-    model::SharedFolder folder(dir / "out", false, comm);
-    folder.run_on_all_ranks([&] {
-      io::write_file(folder.path() / std::to_string(comm.rank()), std::string("text"));
-      if (comm.rank() == 2) {
-        throw UserError("disk full: {}", folder.path().filename().string());
-      }
+  const TimeLimit limit(kSeconds);
+  std::vector<std::string> errors(3);
+  test::run_as_threads(3, [&](distributed::Comm& comm) {
+    errors[comm.rank()] = user_error_of([&] {
+      model::SharedFolder folder(dir / "out", false, comm);
+      folder.run_on_all_ranks([&] {
+        io::write_file(folder.path() / std::to_string(comm.rank()), std::string("text"));
+        if (comm.rank() == 2) {
+          throw UserError("disk full: {}", folder.path().filename().string());
+        }
+      });
+      folder.commit();
     });
-    folder.commit();
   });
   CHECK((errors == std::vector<std::string>(3, "disk full: new")));
   CHECK(!fs::exists(dir / "out"));

@@ -93,7 +93,6 @@ TEST_CASE("with --shard weights a GPU has a part of the dense matrices", "[train
 TEST_CASE("the plan of a mixture has its layers, granularity and router", "[train]") {
   const TempDir dir;
   TrainSettings settings = settings_for(write_config(dir));
-  settings.router = {};
   settings.router.router = "top2:cf=inf";
   settings.router.ep_ranks = 1;
   settings.upcycle.experts = 4;

@@ -1,4 +1,3 @@
-
 #include "core/train/loop/plan.h"
 #include "core/train/observe/evaluation.h"
 #include "core/train/observe/history.h"
@@ -219,15 +218,4 @@ TEST_CASE("by default a run evaluates ten times on 64 rows") {
   settings = resolve_evaluation(settings, 25);
   CHECK((settings.is_due(0, 25) && settings.is_due(24, 25)));
   CHECK((settings.is_due(25, 25) && !settings.is_due(23, 25)));
-}
-
-TEST_CASE("held-out data that cannot be read are refused before the run folder is made") {
-  World world;
-  world.evaluate(2);
-  world.settings.evaluation.data = {world.dir / "none.jsonl"};
-  CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("none.jsonl"));
-  write_file(world.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
-  world.settings.evaluation.data = {world.dir / "bad.jsonl"};
-  CHECK_THAT(user_error_of([&] { world.train(); }), contains_text("bad.jsonl line 1"));
-  CHECK_FALSE(fs::exists(world.settings.run));
 }

@@ -513,8 +513,6 @@ TEST_CASE("loss and gradients in bf16 are those of f32 within the rounding of pr
   }
 }
 
-// Training steps have equal bits with any number of threads.
-
 TEST_CASE("training steps have equal bits with any number of threads") {
   const TempDir dir;
   write_model(dir);

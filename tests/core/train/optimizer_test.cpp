@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "core/base/random.h"
-#include "tests/support/mixture.h"
+#include "tests/support/loaded_mixture.h"
 #include "tests/support/threads.h"
 #include "tests/support/user_error.h"
 
@@ -81,13 +81,7 @@ bool has_reason(const std::optional<std::string>& why, const std::string& part) 
   return why && why->find(part) != std::string::npos;
 }
 
-// A tiny model whose layers 0 and 2 are mixtures.
-model::Llama tiny_mixture(const TempDir& dir, bool shared_expert = false) {
-  write_tiny_checkpoint(dir / "dense");
-  write_mixture(dir / "dense", dir / "moe",
-                {.router = "top1", .experts = 4, .shared_expert = shared_expert});
-  return model::Llama::load(io::Checkpoint(dir / "moe"));
-}
+const Mixture kTop1 = {.router = "top1", .experts = 4};
 
 std::vector<std::string> trained_names(const model::Llama& model,
                                        const std::vector<std::string>& words) {
@@ -315,7 +309,7 @@ TEST_CASE("16 outliers in a row are accepted as a new level") {
 
 TEST_CASE("groups and patterns name the parameters that train") {
   const TempDir dir;
-  const auto model = tiny_mixture(dir);
+  const auto model = load_tiny_mixture(dir, kTop1);
   CHECK(trained_names(model, {}).size() == model.parameters().size());
   CHECK(trained_names(model, {"router"}) ==
         Names{"model.layers.0.mlp.router", "model.layers.2.mlp.router"});
@@ -337,7 +331,8 @@ TEST_CASE("groups and patterns name the parameters that train") {
 
 TEST_CASE("a shared expert is in the group dense, and its gate has no bf16 copy") {
   const TempDir dir;
-  const auto model = tiny_mixture(dir, /*shared_expert=*/true);
+  const auto model =
+      load_tiny_mixture(dir, {.router = "top1", .experts = 4, .shared_expert = true});
   CHECK(trained_names(model, {"experts"}).size() == 4);
   const Names dense = trained_names(model, {"dense"});
   CHECK(dense[0] == "model.layers.0.mlp.shared_expert.gate_up");
@@ -365,7 +360,7 @@ TEST_CASE("--train refuses a weight whose adapter trains in its place") {
   for (const auto& c : {Case{"attention", "experts", 4 + 12, {"attention", "*"}, ".self_attn."},
                         {"ffn", "attention", 6 + 12, {"experts", "dense"}, ".mlp.gate_up"}}) {
     const TempDir dir;
-    auto model = tiny_mixture(dir);
+    auto model = load_tiny_mixture(dir, kTop1);
     model.add_lora({2, 2, {c.on}}, 0);
     CHECK(trained_names(model, {c.allowed, "*.lora_a"}).size() == c.trained);
     for (const auto& word : c.refused) {
@@ -377,7 +372,7 @@ TEST_CASE("--train refuses a weight whose adapter trains in its place") {
 
 TEST_CASE("--train with an unknown name is refused with the known ones") {
   const TempDir dir;
-  const auto model = tiny_mixture(dir);
+  const auto model = load_tiny_mixture(dir, kTop1);
   for (const auto& [word, fact] :
        {std::pair("expert", "did you mean 'experts'?"),
         std::pair("expert", "experts, router, attention"),

@@ -56,7 +56,7 @@ int64_t step_in(const std::string& path) {
 class SavedCheckpoint {
  public:
   explicit SavedCheckpoint(const fs::path& root) : folder_((root / kCheckpoints).string()) {}
-  void see(const RecordedWrite& one) {
+  void update(const RecordedWrite& one) {
     if (one.operation == 'C' && one.first == folder_) {
       inode_ = one.inode;
     } else if (one.operation == 'R' && fs::path(one.second).parent_path() == folder_ &&
@@ -139,7 +139,7 @@ TEST_CASE("after a power loss at any point a run finds its last complete checkpo
   int64_t states = 0;
   for (size_t cut = 0; cut < record.size(); ++cut) {
     folder.replay(record[cut]);
-    saved.see(record[cut]);
+    saved.update(record[cut]);
     for (const Loss loss : kLosses) {
       const Tree tree = folder.after(loss, random);
       std::string key = std::to_string(saved.newest());

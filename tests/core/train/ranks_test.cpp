@@ -1,8 +1,6 @@
 // Runs on several ranks (threads) against the run on one: every router, logical ranks, replicas,
 // and resuming on another number of ranks.
 
-#include <ATen/core/grad_mode.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -12,13 +10,13 @@
 #include "core/train/checkpoint/snapshot.h"
 #include "core/train/loop/plan.h"
 #include "core/train/step/optimizer.h"
+#include "tests/support/loaded_mixture.h"
 #include "tests/support/matchers.h"
 #include "tests/support/train_ranks.h"
 
 using namespace moe;
 using namespace moe::train;
 using namespace moe::test;
-using at::Tensor;
 
 namespace {
 
@@ -41,22 +39,14 @@ void write_distinct_rows(const fs::path& file) {
 // ranks have equally many tokens.
 struct RankedWorld : TrainWorld {
   RankedWorld(const std::string& router, int64_t logical_ranks, bool shared_expert = false) {
-    write_mixture(dir / "dense", dir / "copies",
-                  {.router = router,
-                   .experts = 8,
-                   .router_std = 0.3,
-                   .ep_ranks = logical_ranks,
-                   .shared_expert = shared_expert});
-    const io::Checkpoint copies(dir / "copies");
-    const model::Llama model = model::Llama::load(copies);
-    at::manual_seed(5);
-    for (const auto& parameter : model.parameters()) {
-      const at::NoGradGuard no_gradients;
-      Tensor(parameter.tensor) += at::randn_like(parameter.tensor) * 0.05;
-    }
+    write_varied_mixture(dir,
+                         {.router = router,
+                          .experts = 8,
+                          .router_std = 0.3,
+                          .ep_ranks = logical_ranks,
+                          .shared_expert = shared_expert},
+                         0.05, 5);
     settings.model = dir / "moe";
-    model::save_folder(model, model.default_routing(), copies, settings.model, false,
-                       *distributed::solo_comm());
     write_distinct_rows(settings.data.front());
     settings.micro_batch = 4;
     settings.global_batch = 8;
@@ -93,13 +83,13 @@ void check_equal(const std::vector<StepRecord>& records, const std::vector<StepR
     REQUIRE(records[i].layers.size() == truth[i].layers.size());
     for (size_t layer = 0; layer < truth[i].layers.size(); ++layer) {
       const auto& mine = records[i].layers[layer];
-      const auto& its = truth[i].layers[layer];
-      CHECK(mine.tokens_per_expert == its.tokens_per_expert);
-      CHECK(mine.requests_per_expert == its.requests_per_expert);
-      CHECK(mine.rank_dropped == its.rank_dropped);
-      CHECK(mine.rank_ir == its.rank_ir);
-      CHECK(mine.fr_filled == its.fr_filled);
-      CHECK(mine.rows_sent == its.rows_sent);
+      const auto& expected = truth[i].layers[layer];
+      CHECK(mine.tokens_per_expert == expected.tokens_per_expert);
+      CHECK(mine.requests_per_expert == expected.requests_per_expert);
+      CHECK(mine.rank_dropped == expected.rank_dropped);
+      CHECK(mine.rank_ir == expected.rank_ir);
+      CHECK(mine.fr_filled == expected.fr_filled);
+      CHECK(mine.rows_sent == expected.rows_sent);
     }
   }
   CHECK(loss < kTolerance);
@@ -176,7 +166,7 @@ void shorten(TrainWorld& world, int64_t replicas, int64_t micro_batches = 1) {
   world.settings.global_batch = 2 * replicas * micro_batches;
 }
 
-// Makes the model of `world` a mixture with shared experts and different rows.
+// Replaces the model of `world` by a mixture and turns the z-loss on.
 void use_mixture(TrainWorld& world, const std::string& router, bool shared_expert) {
   world.settings.model = world.dir / "moe";
   write_mixture(world.dir / "dense", world.settings.model,

@@ -107,12 +107,12 @@ void check_warning(const RunFacts& facts, const std::string& part) {
 }
 
 RunFacts run_facts(const std::string& router, int64_t experts, int64_t rank_tokens) {
-  RunFacts start;
-  start.router = route::parse_router(router);
-  start.experts = experts;
-  start.rank_tokens = rank_tokens;
-  start.balance_loss = true;
-  return start;
+  RunFacts facts;
+  facts.router = route::parse_router(router);
+  facts.experts = experts;
+  facts.rank_tokens = rank_tokens;
+  facts.balance_loss = true;
+  return facts;
 }
 
 }  // namespace
@@ -166,14 +166,9 @@ TEST_CASE("a number out of range is refused with its flag and value") {
       {"--keep 0:", [](S& s) { s.keep = 0; }},
       {"--lora -1:", [](S& s) { s.lora.rank = -1; }},
       {"--lora-alpha without --lora", [](S& s) { s.lora.alpha = 2; }},
-      {"--lora-alpha -1:",
-       [](S& s) {
-         s.lora = {4, -1, {"ffn"}};
-       }},
+      {"--lora-alpha -1:", [](S& s) { s.lora.rank = 4, s.lora.alpha = -1; }},
       {"--lora-on 'mlp' is unknown; known: attention, ffn",
-       [](S& s) {
-         s.lora = {4, 0, {"mlp"}};
-       }},
+       [](S& s) { s.lora.rank = 4, s.lora.on.assign(1, "mlp"); }},
       {"--precision tf32:", [](S& s) { s.compute.precision = model::Precision::kTf32; }}};
   for (const auto& [facts, change] : cases) {
     TrainSettings settings = with_data();
@@ -436,27 +431,27 @@ TEST_CASE("each known failure has one warning") {
   CHECK(known_failures(run_facts("top2:cf=inf,st=off", 8, 16)).empty());
   CHECK(known_failures({}).empty());
 
-  auto start = run_facts("top1:cf=inf,st=off", 8, 16);
-  check_warning(start, "only the load-balance loss moves the router");
-  start.balance_loss = false;
-  check_warning(start, "--lb-coef 0");
-  start.other_loss = true;
-  check_warning(start, "only the auxiliary losses move the router");
+  auto facts = run_facts("top1:cf=inf,st=off", 8, 16);
+  check_warning(facts, "only the load-balance loss moves the router");
+  facts.balance_loss = false;
+  check_warning(facts, "--lb-coef 0");
+  facts.other_loss = true;
+  check_warning(facts, "only the auxiliary losses move the router");
 
-  start = run_facts("top1+ir", 8, 128);
-  check_warning(start, "128 tokens per logical rank");
-  check_warning(start, "9.3 %");
+  facts = run_facts("top1+ir", 8, 128);
+  check_warning(facts, "128 tokens per logical rank");
+  check_warning(facts, "9.3 %");
   CHECK(known_failures(run_facts("top1:cf=1.5", 8, 128)).empty());  // slots enough
 }
 
 TEST_CASE("a learning rate far above the last one of the parent has a warning") {
-  RunFacts start;
-  start.lr = 1e-3;
-  start.last_lr = 1e-4;  // the end of a cosine schedule
-  CHECK(known_failures(start).empty());
-  start.lr = 4e-3;
-  check_warning(start, "--lr 0.004 is 40 times");
-  check_warning(start, "0.001 or less");
-  start.last_lr = 0;  // no ratio
-  CHECK(known_failures(start).empty());
+  RunFacts facts;
+  facts.lr = 1e-3;
+  facts.last_lr = 1e-4;  // the end of a cosine schedule
+  CHECK(known_failures(facts).empty());
+  facts.lr = 4e-3;
+  check_warning(facts, "--lr 0.004 is 40 times");
+  check_warning(facts, "0.001 or less");
+  facts.last_lr = 0;  // no ratio
+  CHECK(known_failures(facts).empty());
 }

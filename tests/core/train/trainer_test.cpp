@@ -270,7 +270,7 @@ TEST_CASE("a loss that is not finite ends the run with step and reason") {
   world.settings.save_every = 1;
   world.settings.lr = 1e30;
   world.settings.schedule = ScheduleKind::kConstant;
-  world.settings.warmup = 4;  // step 1 takes lr / 4, which is enough
+  world.settings.warmup = 4;  // step 1 with lr / 4 already overflows
   std::string message;
   try {
     world.train();
@@ -330,6 +330,14 @@ TEST_CASE("a user error is found before the run folder is made") {
        "rows.jsonl line 4: the example has 11 tokens"},
       {"", [](World& w) { w.settings.seq_len = 129; }, "--seq-len 129"},
       {"", [](World& w) { w.settings.model = w.dir / "nothing"; }, "nothing"},
+      {"", [](World& w) { w.settings.evaluation.data.push_back(w.dir / "none.jsonl"); },
+       "none.jsonl"},
+      {"",
+       [](World& w) {
+         w.settings.evaluation.data.push_back(w.dir / "bad.jsonl");
+         write_file(w.dir / "bad.jsonl", "{\"input_ids\": [99999], \"labels\": [1]}\n");
+       },
+       "bad.jsonl line 1"},
       {"",
        [](World& w) { write_file(w.dir / "rows.jsonl", R"({"instruction":"a","output":"b"})"); },
        "tokenizer.model"}};

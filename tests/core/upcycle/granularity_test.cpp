@@ -261,7 +261,7 @@ TEST_CASE("a granularity that is impossible or would round is refused, and nothi
   CHECK_THAT(error("bf16", by(3)),
              contains_text("--granularity 3") && contains_text("stored in bfloat16"));
   CHECK(error("bf16", by(3, io::DType::kF32)).empty());
-  // A weight near the largest fp16 is found when it is multiplied.
+  // A weight near the fp16 maximum overflows when it is multiplied by G.
   CHECK_THAT(error("fp16", by(8)),
              contains_text("down_proj.weight: 8 times") && contains_text("range of fp16"));
 }

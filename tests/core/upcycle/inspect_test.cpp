@@ -25,13 +25,14 @@ Inspection inspect_upcycled(const TempDir& folder, const std::string& router) {
   return inspect(folder / "out");
 }
 
-Certificate certificate_of(const std::string& router, std::optional<Foreign> kin = std::nullopt,
+Certificate certificate_of(const std::string& router,
+                           std::optional<Foreign> parent_kind = std::nullopt,
                            bool shared_expert = false) {
   const TempDir folder;
-  if (kin) {
+  if (parent_kind) {
     write_foreign_checkpoint(
         folder / "dense",
-        {.kind = *kin, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}});
+        {.kind = *parent_kind, .dense_layers = {}, .tiny = {.head_dim = 6, .tied = true}});
   } else {
     write_tiny_checkpoint(folder / "dense", {});
   }
@@ -43,7 +44,7 @@ Certificate certificate_of(const std::string& router, std::optional<Foreign> kin
 
 TEST_CASE("a dense folder is described from its headers") {
   const TempDir folder;
-  write_tiny_checkpoint(folder / "dense", {.shard_bytes = 8000});
+  write_tiny_checkpoint(folder / "dense", {.tied = true, .shard_bytes = 8000});
   const Inspection found = inspect(folder / "dense");
   CHECK(found.model_type == "llama");
   CHECK_FALSE(found.config.moe);
@@ -55,13 +56,14 @@ TEST_CASE("a dense folder is described from its headers") {
   CHECK(found.stock == Lines{"all of it: a dense llama folder"});
   CHECK(found.needs_moe.empty());
   CHECK(to_json(found)["moe"].is_null());
+  CHECK(to_json(found)["tie_word_embeddings"] == true);
 }
 
 TEST_CASE("a mixture's bytes are counted whole and per expert-parallel rank") {
   const TempDir folder;
   const Inspection found = inspect_upcycled(folder, "top2+ir:cf=1.5");
-  // Layers 0 and 2: 4 experts of 3 matrices [16, 24] in bf16; routers [4, 16] in F32; a zero [1,
-  // 16] a layer.
+  // Layers 0 and 2: 4 experts of 3 matrices [16, 24] in bf16; routers [4, 16] in F32; a zero
+  // shared-expert gate [1, 16] per layer.
   const uint64_t experts = 2 * 4 * 3 * 16 * 24 * 2, routers = 2 * 4 * 16 * 4;
   CHECK(found.bytes_per_rank == found.bytes - experts / 2);
   CHECK(found.bytes_by_dtype.front() ==
@@ -241,12 +243,13 @@ TEST_CASE("a mixture whose router preserves the function equals its parent to ro
 }
 
 TEST_CASE("a mixture with a shared expert has the bits of its parent for any router") {
-  for (const auto& [router, kin] : {std::pair("top1:cf=0.25", std::optional<Foreign>()),
-                                    std::pair("relu:k=1", std::optional<Foreign>()),
-                                    std::pair("topp:0.4", std::optional(Foreign::kMistral)),
-                                    std::pair("top2:cf=inf", std::optional(Foreign::kQwen2))}) {
-    CAPTURE(router, kin.has_value());
-    const auto certificate = certificate_of(router, kin, /*shared_expert=*/true);
+  for (const auto& [router, parent_kind] :
+       {std::pair("top1:cf=0.25", std::optional<Foreign>()),
+        std::pair("relu:k=1", std::optional<Foreign>()),
+        std::pair("topp:0.4", std::optional(Foreign::kMistral)),
+        std::pair("top2:cf=inf", std::optional(Foreign::kQwen2))}) {
+    CAPTURE(router, parent_kind.has_value());
+    const auto certificate = certificate_of(router, parent_kind, /*shared_expert=*/true);
     CHECK(certificate.verdict == Verdict::kIdentical);
     CHECK(certificate.max_abs_logit_difference == 0);
     CHECK_THAT(certificate.words, contains_text("shared expert"));

@@ -151,7 +151,7 @@ TEST_CASE("long texts are cut at the context length, each piece with its BOS") {
   text.name = "a text";
   text.bos = 1;
   std::vector<Tensor> expected;
-  for (const int64_t length : {33, 15, 1}) {  // behind the BOS
+  for (const int64_t length : {33, 15, 1}) {  // after the BOS
     text.sequences.push_back({1});
     std::vector<int64_t> piece = {1};
     for (int64_t index = 0; index < length; ++index) {
@@ -172,7 +172,7 @@ TEST_CASE("long texts are cut at the context length, each piece with its BOS") {
   REQUIRE(start.layers.size() == 3);
   for (size_t layer = 0; layer < 3; ++layer) {
     check_first_routing(start.layers[layer], expected[layer], 0.5);
-    // The rows are those that would be drawn, one factor for all.
+    // The rows are the random rows times one common factor.
     std::vector<float> drawn(4 * 16);
     Random(5, fmt::format("model.layers.{}.mlp.gate.weight", layer)).fill_normal(drawn, 0.02);
     const double factor = static_cast<double>(start.layers[layer].rows[0]) / drawn[0];

@@ -290,8 +290,7 @@ TEST_CASE("the parent's config may lack a dtype, or tie a head that is stored") 
 }
 
 TEST_CASE(
-    "the certificate is made from the staged folder; a failing one, or a full disk, leaves "
-    "nothing") {
+    "the certificate is made from the staged folder; an error or a full disk leaves no folder") {
   const TempDir folder;
   write_tiny_checkpoint(folder / "dense");
   const io::Checkpoint dense(folder / "dense");
@@ -462,8 +461,6 @@ TEST_CASE("added tokens get mean rows, first those of a padded vocabulary") {
     }
   }
 }
-
-// Conversion of weights between F32, F16 and BF16.
 
 TEST_CASE("convert() equals two conversions by way of F32, between all three types") {
   const std::vector<float> values = {0.0F, -1.5F, 3.14159F, 65504.0F, 1e-8F, -2.5e-5F, 7.0F};

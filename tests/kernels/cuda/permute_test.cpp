@@ -41,7 +41,7 @@ void check_permute(const moe::test::Segments& segments, int64_t width, at::Scala
   const auto wide = [](const Tensor& x) { return x.cpu().to(at::kDouble); };
   const double rounding = type == at::kBFloat16 ? 1.0 / (1 << 8) : 1e-6;
 
-  // Rows of a gap have no token: they are rows of zeros, put behind the tokens.
+  // Rows of a gap have no token. They gather a row of zeros that is appended to the tokens.
   const Tensor tokens = host.row_token.narrow(0, 0, used), has_token = tokens >= 0;
   const Tensor source = at::where(has_token, tokens, shape.tokens);
   const auto gather = [&](const Tensor& x) {

@@ -61,7 +61,8 @@ void check_logits(int64_t tokens, int64_t width, int64_t experts) {
                           double most) {
       return at::allclose(actual.cpu().to(at::kDouble), expected, 1e-6 + rounding, most);
     };
-    // A lane adds width / 32 products below 25, then 5 levels, to sums below 25 sqrt(width / 16).
+    // A lane adds width / 32 products below 25, a warp adds its lanes in 5 levels, and the sums are
+    // below 25 sqrt(width / 16).
     const double roundings = static_cast<double>(width) / 32 + 6;
     const double sum = 25 * std::max(4.0, std::sqrt(static_cast<double>(width) / 16));
     CHECK(close(logits, wide.mm(wide_weight.t()), 0, roundings * sum / (1 << 24)));

@@ -26,7 +26,7 @@ using namespace moe::kernels;
 namespace {
 
 constexpr int64_t kRows = 1'100'003, kWidth = 4096;  // 4.5e9 numbers
-constexpr int64_t kTail = 3;  // rows that are compared: what the last block of 8 or of 32 rows has
+constexpr int64_t kTail = 3;           // rows that are compared: the last, partial block
 constexpr int64_t kTailNumbers = 512;  // of a list
 
 // Zeros in pages that become memory when they are touched.

@@ -62,9 +62,9 @@ class RecordingExperts : public model::Experts {
 };
 
 // Runs the experts of one process on its tokens, which begin at `first_token`.
-Output run(const Input& input, const model::TokenPartition& spread, at::Device device,
+Output run(const Input& input, const model::TokenPartition& partition, at::Device device,
            int64_t first_token, const distributed::Layout& layout) {
-  const auto tokens = static_cast<int64_t>(spread.local.source_rank.size());
+  const auto tokens = static_cast<int64_t>(partition.local.source_rank.size());
   const auto leaf = [&](const Tensor& of, int64_t first, int64_t count) {
     return of.narrow(0, first, count).to(device).detach().clone().requires_grad_(true);
   };
@@ -72,10 +72,10 @@ Output run(const Input& input, const model::TokenPartition& spread, at::Device d
   const std::vector<Tensor> leaves = {
       leaf(input.x, first_token, tokens), leaf(input.logits, first_token, tokens),
       leaf(input.gate_up, first, count), leaf(input.down, first, count)};
-  const auto routing = route::route(leaves[1], input.router, spread.local);
+  const auto routing = route::route(leaves[1], input.router, partition.local);
   std::vector<Tensor> seen;
   const RecordingExperts experts(leaves[2], leaves[3], input.doubles, seen);
-  const Tensor y = model::run_experts(leaves[0], routing, experts, 0.5, spread, input.router);
+  const Tensor y = model::run_experts(leaves[0], routing, experts, 0.5, partition, input.router);
   auto grads =
       torch::autograd::grad({y}, leaves, {input.dy.narrow(0, first_token, tokens).to(device)}, {},
                             false, /*allow_unused=*/true);
@@ -110,9 +110,9 @@ Output on_many(const Input& input, bool overlap, bool force_host_counts = false)
       [&](distributed::Comm& comm) {
         const auto layout = distributed::make_layout(processes, comm.rank(), 1, ranks, kExperts);
         const auto own = input.tokens.begin() + comm.rank();
-        const model::TokenPartition spread(*own, ranks,
-                                           {&comm, layout, overlap, force_host_counts});
-        outputs[comm.rank()] = run(input, spread, kGpu,
+        const model::TokenPartition partition(*own, ranks,
+                                              {&comm, layout, overlap, force_host_counts});
+        outputs[comm.rank()] = run(input, partition, kGpu,
                                    std::accumulate(input.tokens.begin(), own, int64_t{0}), layout);
       },
       kGpu);

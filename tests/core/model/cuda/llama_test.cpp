@@ -56,15 +56,12 @@ class Folder {
   std::string name_ = "dense";
 };
 
-const std::vector<int64_t>& lengths() {
-  static const std::vector<int64_t> some = {1, 7, 7, 31, 2, 33};
-  return some;
-}
+const std::vector<int64_t> kLengths = {1, 7, 7, 31, 2, 33};
 
 model::Packed pack() {
-  const int64_t tokens = c10::sum_integers(lengths());
+  const int64_t tokens = c10::sum_integers(kLengths);
   at::manual_seed(4);
-  return {at::randint(0, 64, {tokens}, at::kLong), lengths()};
+  return {at::randint(0, 64, {tokens}, at::kLong), kLengths};
 }
 
 // Logits, and the gradients of all weights, on the host.
@@ -243,9 +240,9 @@ TEST_CASE("sequences that continue others on a GPU equal those on the CPU", "[gp
   const Folder folder("top1:cf=inf");
   const Tensor gpu = hidden(folder.load(kGpu)), host = hidden(folder.load(at::kCPU));
   int64_t first = 0;
-  for (size_t i = 0; i < lengths().size(); ++i) {
+  for (size_t i = 0; i < kLengths.size(); ++i) {
     INFO("sequence " << i);
-    const int64_t length = lengths()[i];
+    const int64_t length = kLengths[i];
     CHECK(distance(gpu.narrow(0, first, length), host.narrow(0, first, length)) < kF32);
     first += length;
   }

@@ -41,13 +41,14 @@ TEST_CASE("a bf16 layer of top-k is trained without a read", "[emulator]") {
     model::MoeWeights weights = random_weights(kExperts);
     kernels::keep_bf16_working_copy(weights.gate_up);
     kernels::keep_bf16_working_copy(weights.down);
-    const model::TokenPartition spread{route::partition_tokens(kTokens, 2)};
+    const model::TokenPartition partition{route::partition_tokens(kTokens, 2)};
     const Tensor upstream = at::randn({kTokens, kWidth}).to(kGpu);
     const Tensor loss_upstream = at::full({}, 0.01).to(kGpu);
     const auto settings = route::parse_router(router);
     for (const bool is_warm : {false, true}) {
       take_reads();
-      const auto out = model::moe_forward(x, {weights.router, settings}, weights.experts(), spread);
+      const auto out =
+          model::moe_forward(x, {weights.router, settings}, weights.experts(), partition);
       std::vector<Tensor> results = {out.y}, upstreams = {upstream};
       for (const auto member : route::kAllLosses) {
         if (const Tensor& loss = out.losses.*member; loss.defined()) {
@@ -77,7 +78,8 @@ TEST_CASE("a layer with distributed experts reads the GPU once a rank, or never"
         2,
         [&](distributed::Comm& comm) {
           const auto layout = distributed::make_layout(2, comm.rank(), 1, 2, kExperts);
-          const model::TokenPartition spread(kTokens, 2, {&comm, layout, /*overlap=*/true, false});
+          const model::TokenPartition partition(kTokens, 2,
+                                                {&comm, layout, /*overlap=*/true, false});
           const Tensor x = leaf({kTokens, kWidth}, one.type);
           const model::MoeWeights weights = random_weights(layout.local_experts());
           comm.barrier();
@@ -86,7 +88,7 @@ TEST_CASE("a layer with distributed experts reads the GPU once a rank, or never"
           }
           comm.barrier();
           const Tensor y = model::moe_forward(x, {weights.router, route::parse_router(one.router)},
-                                              weights.experts(), spread)
+                                              weights.experts(), partition)
                                .y;
           torch::autograd::grad({y}, {x, weights.gate_up}, {at::ones_like(y)});
           comm.barrier();

@@ -175,18 +175,19 @@ TEST_CASE("grouped products on a GPU read the copies, with counts on the host or
   const Tensor gate_up = trained({2, 16, 8}), down = trained({2, 8, 8});
   const Tensor rows = at::randn({5, 8}).to(kGpu, at::kBFloat16);
   const Tensor ends = at::tensor({3, 5}, at::kInt).to(kGpu);
-  const auto here = [&] {
+  const auto with_host_counts = [&] {
     return kernels::grouped_swiglu(rows, gate_up, down, std::vector<int64_t>{3, 2}).detach().cpu();
   };
-  const auto there = [&] {
+  const auto with_device_counts = [&] {
     return kernels::grouped_swiglu(rows, gate_up, down, ends).detach().cpu();
   };
   // The two libraries of a GPU may round to neighbouring bf16 numbers, 2^-8 apart.
-  const Tensor loop = here().to(at::kFloat), grouped = there().to(at::kFloat);
+  const Tensor loop = with_host_counts().to(at::kFloat),
+               grouped = with_device_counts().to(at::kFloat);
   CHECK((is_emulated() ? at::equal(loop, grouped) : at::allclose(loop, grouped, 0.01, 0.01)));
   CHECK(is_rounding_of(bf16_working_copy(gate_up), gate_up));
   CHECK(is_rounding_of(bf16_working_copy(down), down));
   bf16_working_copy(down).zero_();
-  CHECK(here().count_nonzero().item<int64_t>() == 0);
-  CHECK(there().count_nonzero().item<int64_t>() == 0);
+  CHECK(with_host_counts().count_nonzero().item<int64_t>() == 0);
+  CHECK(with_device_counts().count_nonzero().item<int64_t>() == 0);
 }
