@@ -1,5 +1,5 @@
-"""Headless Chromium through its DevTools pipe (file descriptors 3 and 4, messages ended by a zero byte): no library needed. Nothing it
-asks for reaches a network."""
+"""Headless Chromium through its DevTools pipe (file descriptors 3 and 4, messages ended by a zero byte): no library needed. It has no
+network access."""
 import base64
 import json
 import os
@@ -36,7 +36,7 @@ class Browser:
         while b"\0" not in self.buffer:
             part = os.read(self.into, 1 << 20)
             if not part:
-                raise RuntimeError("chromium went away")
+                raise RuntimeError("chromium exited")
             self.buffer += part
         message, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(message)
@@ -56,7 +56,7 @@ class Browser:
             self.events.append(answer)
 
     def open(self, page, width, height=900, dark=False, script=True):
-        """Loads a file; afterwards complaints() and requests() speak of it alone."""
+        """Loads a file; afterwards complaints() and requests() cover only this page."""
         self.call("Page.navigate", url="about:blank")
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
@@ -67,7 +67,7 @@ class Browser:
             self.events.append(self.read())
 
     def complaints(self):
-        self.call("Runtime.evaluate", expression="0")  # what was on its way has come
+        self.call("Runtime.evaluate", expression="0")  # flushes pending events
         return [str(event["params"])[:300] for event in self.events
                 if event.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")]
 

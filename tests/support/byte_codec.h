@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/text.h"
 #include "core/data/examples.h"
 #include "tests/support/memory_examples.h"
 #include "tests/support/temp_dir.h"
@@ -81,13 +82,9 @@ inline std::string error_of_reading(const std::string& name, const std::string& 
                                     const data::ReadSettings& settings = {}) {
   const TempDir dir;
   write_file(dir / name, text);
-  std::string message =
+  const std::string message =
       user_error_of([&] { read_examples({{dir / name}}, settings, kVocab, byte_codec); });
-  const std::string folder = dir.path().string() + "/";
-  for (auto at = message.find(folder); at != std::string::npos; at = message.find(folder)) {
-    message.erase(at, folder.size());
-  }
-  return message;
+  return replace_all(message, dir.path().string() + "/", "");
 }
 
 }  // namespace moe::test

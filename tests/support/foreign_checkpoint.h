@@ -73,17 +73,22 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
     set_kin_keys(options, config);
     return config;
   }
+  const bool is_mixtral = options.kind == Foreign::kMixtral;
+  const bool is_qwen2 = options.kind == Foreign::kQwen2Moe;
+  config["architectures"] = {is_mixtral ? "MixtralForCausalLM"
+                             : is_qwen2 ? "Qwen2MoeForCausalLM"
+                                        : "Qwen3MoeForCausalLM"};
+  config["model_type"] = is_mixtral ? "mixtral" : is_qwen2 ? "qwen2_moe" : "qwen3_moe";
+  config["rope_parameters"] = {{"rope_theta", is_qwen2 ? 10000.0 : 1000000.0},
+                               {"rope_type", "default"}};
+  config["sliding_window"] = nullptr;
   config["num_experts_per_tok"] = 2;
+  config[is_qwen2 ? "num_experts" : "num_local_experts"] = options.experts;
   config["output_router_logits"] = false;
   config["router_aux_loss_coef"] = 0.02;
-  if (options.kind == Foreign::kMixtral) {
-    config["architectures"] = {"MixtralForCausalLM"};
-    config["model_type"] = "mixtral";
+  if (is_mixtral) {
     config["head_dim"] = nullptr;
-    config["num_local_experts"] = options.experts;
     config["router_jitter_noise"] = 0.0;
-    config["sliding_window"] = nullptr;
-    config["rope_parameters"] = {{"rope_theta", 1000000.0}, {"rope_type", "default"}};
     return config;
   }
   config["bos_token_id"] = nullptr;
@@ -92,25 +97,16 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
   config["decoder_sparse_step"] = 1;
   config["mlp_only_layers"] = options.dense_layers;
   config["use_sliding_window"] = false;
-  if (options.kind == Foreign::kQwen3Moe) {
-    config["architectures"] = {"Qwen3MoeForCausalLM"};
-    config["model_type"] = "qwen3_moe";
-    config["num_local_experts"] = options.experts;
+  if (!is_qwen2) {
     config["attention_bias"] = false;
-    config["sliding_window"] = nullptr;
-    config["rope_parameters"] = {{"rope_theta", 1000000.0}, {"rope_type", "default"}};
     return config;
   }
-  config["architectures"] = {"Qwen2MoeForCausalLM"};
-  config["model_type"] = "qwen2_moe";
-  config["num_experts"] = options.experts;
   config["shared_expert_intermediate_size"] = options.shared_width;
   config["qkv_bias"] = options.biases;
   config["sliding_window"] = 0;
   config["max_window_layers"] = 28;
   config["layer_types"] =
       std::vector<std::string>(static_cast<size_t>(options.tiny.layers), "full_attention");
-  config["rope_parameters"] = {{"rope_theta", 10000.0}, {"rope_type", "default"}};
   return config;
 }
 
@@ -177,7 +173,7 @@ inline void write_foreign_checkpoint(const std::filesystem::path& folder,
   std::vector<io::TensorSource> sources;
   for (const auto& info : foreign_tensors(options)) {
     sources.push_back({info, [&options, &random, info](io::SafetensorsWriter& writer) {
-                         io::TensorInfo matrix = info;  // biases are drawn as matrices are
+                         io::TensorInfo matrix = info;  // biases have the distribution of matrices
                          if (info.name.ends_with(".bias")) {
                            matrix.shape = {1, info.shape.front()};
                          }

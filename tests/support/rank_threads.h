@@ -26,7 +26,7 @@ using distributed::Comm;
 using distributed::Transfer;
 
 // The operands of a rank in a collective.
-struct Shown {
+struct Operands {
   const char* operation = nullptr;
   Tensor tensor;
   std::vector<int64_t> rows;
@@ -38,7 +38,7 @@ class Meeting {
   explicit Meeting(size_t ranks) : shown_(ranks) {}
 
   // Publishes `own` and blocks until all ranks have called.
-  void show(size_t rank, Shown own) {
+  void show(size_t rank, Operands own) {
     shown_[rank] = std::move(own);
     wait();
     for (const auto& other : shown_) {
@@ -46,7 +46,7 @@ class Meeting {
                 "one rank calls {}, another {}", shown_[rank].operation, other.operation);
     }
   }
-  const Shown& shown_by(size_t rank) const { return shown_[rank]; }
+  const Operands& shown_by(size_t rank) const { return shown_[rank]; }
 
   // Blocks until all ranks have called.
   void wait() {
@@ -86,7 +86,7 @@ class Meeting {
   }
 
  private:
-  std::vector<Shown> shown_;
+  std::vector<Operands> shown_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   size_t arrived_ = 0;
@@ -105,7 +105,7 @@ class ThreadComm : public Comm {
     show({"all_to_all", input, input_rows.vec()});
     int64_t to = 0;
     for (int64_t rank = 0; rank < size(); ++rank) {
-      const Shown& other = meeting_->shown_by(rank);
+      const Operands& other = meeting_->shown_by(rank);
       const auto before = other.rows.begin() + this->rank();
       MOE_CHECK(*before == output_rows[rank], "rank {} sends {} rows, rank {} expects {}", rank,
                 *before, this->rank(), output_rows[rank]);
@@ -163,7 +163,7 @@ class ThreadComm : public Comm {
   }
 
  private:
-  void show(Shown own) { meeting_->show(static_cast<size_t>(this->rank()), std::move(own)); }
+  void show(Operands own) { meeting_->show(static_cast<size_t>(this->rank()), std::move(own)); }
   void finish() {  // no rank frees its tensor before all have read
     wait_for_device();
     meeting_->wait();

@@ -21,14 +21,9 @@ struct RunResult {
 inline std::string shell_quote(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) {
-    if (c == '\'') {
-      quoted.append("'\\''");
-    } else {
-      quoted.push_back(c);
-    }
+    quoted += c == '\'' ? "'\\''" : std::string(1, c);
   }
-  quoted.push_back('\'');
-  return quoted;
+  return quoted + "'";
 }
 
 // `prefix` precedes the command: environment variables, ulimit, a redirection of standard input.

@@ -14,7 +14,7 @@ struct ChoiceTensors {
   at::Tensor scores, choice, local_choice, requested;
 };
 
-// Computes the choices by the reference of router.h: logits [T, E], home [T] i32.
+// Computes the choices by the reference of router.h: logits [T, E], source_rank [T] i32.
 inline ChoiceTensors choices_of(const at::Tensor& logits, const at::Tensor& source_rank,
                                 int64_t ranks, int64_t choices) {
   const int64_t tokens = logits.size(0), experts = logits.size(1);
@@ -63,10 +63,11 @@ inline PlanTensors plan_room(const kernels::TopKPlanShape& shape, const at::Tens
   const auto room = [&](int64_t count) {
     return at::full({count}, -1, like.options().dtype(at::kLong));
   };
-  const int64_t most = shape.tokens * (shape.k + (shape.fill ? 1 : 0) + (shape.rectify ? 1 : 0));
-  const int64_t refused = shape.tokens * shape.k;
-  return {room(most),          room(most),    room(most),    room(most),
-          room(shape.experts), room(refused), room(refused), room(refused)};
+  const int64_t max_rows =
+      shape.tokens * (shape.k + (shape.fill ? 1 : 0) + (shape.rectify ? 1 : 0));
+  const int64_t max_refused = shape.tokens * shape.k;
+  return {room(max_rows),      room(max_rows),    room(max_rows),    room(max_rows),
+          room(shape.experts), room(max_refused), room(max_refused), room(max_refused)};
 }
 
 inline PlanTensors plan_by_reference(const kernels::TopKPlanShape& shape, const ChoiceTensors& from,

@@ -1,6 +1,6 @@
 #include "core/base/json.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <chrono>
 #include <cmath>
@@ -19,12 +19,8 @@ std::string parse_error(const std::string& text,
   return user_error_of([&] { parse_json(text, "a.json", duplicates); });
 }
 
-std::string repeat(const std::string& text, int times) {
-  std::string result;
-  for (int i = 0; i < times; ++i) {
-    result += text;
-  }
-  return result;
+std::string repeat(const std::string& text, size_t times) {
+  return fmt::format("{}", fmt::join(std::vector<std::string>(times, text), ""));
 }
 
 std::string toml_error(const std::string& text) {

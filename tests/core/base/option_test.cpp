@@ -4,6 +4,7 @@
 #include "tests/support/user_error.h"
 
 using namespace moe;
+using namespace moe::test;
 
 namespace {
 
@@ -65,16 +66,16 @@ TEST_CASE("A choice accepts its words and refuses others", "[base]") {
   colour_of(options).set("red");
   CHECK(settings.colour == Colour::kRed);
   CHECK(colour_of(options).get() == "red");
-  CHECK_THAT(test::user_error_of([&] { colour_of(options).set("green"); }),
-             test::contains_text("--colour 'green' is unknown; known: red, blue"));
+  CHECK_THAT(user_error_of([&] { colour_of(options).set("green"); }),
+             contains_text("--colour 'green' is unknown; known: red, blue"));
 }
 
 TEST_CASE("A number outside its range is refused with its flag", "[base]") {
   Settings settings;
   check_ranges(options_of(settings));
   settings.steps = 0;
-  CHECK_THAT(test::user_error_of([&] { check_ranges(options_of(settings)); }),
-             test::contains_text("--steps 0: must be a whole number of at least 1"));
+  CHECK_THAT(user_error_of([&] { check_ranges(options_of(settings)); }),
+             contains_text("--steps 0: must be a whole number of at least 1"));
   settings.steps = int64_t{1} << 41;
   CHECK_THROWS(check_ranges(options_of(settings)));
   settings.steps = 1;
@@ -85,9 +86,9 @@ TEST_CASE("A number outside its range is refused with its flag", "[base]") {
   for (const auto& [value, range, fact] :
        {std::tuple("0", positive_number(), "--rate 0: must be a positive number"),
         std::tuple("9", number_between(1, 8), "--rate 9: must be a number of 1 to 8")}) {
-    CHECK_THAT(test::user_error_of(
-                   [text = value, limits = range] { check_range("--rate", text, limits); }),
-               test::contains_text(fact));
+    CHECK_THAT(
+        user_error_of([text = value, limits = range] { check_range("--rate", text, limits); }),
+        contains_text(fact));
   }
 }
 
@@ -120,19 +121,20 @@ TEST_CASE("An integer is written in decimal digits within its type and range", "
     CAPTURE(text);
     CHECK_THROWS_AS(integer_text(*option, text), UserError);
   }
-  CHECK_THAT(test::user_error_of([&] { integer_text(seed, "-1"); }),
-             test::contains_text("--seed -1: must be a whole number of 0 to 18446744073709551615"));
-  CHECK_THAT(test::user_error_of([&] { integer_text(steps, "1.5"); }),
-             test::contains_text("--steps 1.5: must be a whole number of 1 to 1099511627776"));
+  CHECK_THAT(user_error_of([&] { integer_text(seed, "-1"); }),
+             contains_text("--seed -1: must be a whole number of 0 to 18446744073709551615"));
+  CHECK_THAT(user_error_of([&] { integer_text(steps, "1.5"); }),
+             contains_text("--steps 1.5: must be a whole number of 1 to 1099511627776"));
 }
 
-TEST_CASE("Help states the default and its source", "[base]") {
+TEST_CASE("Help states defaults and sources; keys that change no results are listed", "[base]") {
   Settings settings;
   const Options options = options_of(settings);
   CHECK(help_line(options[0]) == "how many (default: one)");
   CHECK(help_line(options[1]) == "how fast (default: 0.5, as PyTorch)");
   CHECK(help_line(options[3]) == "red or blue (default: blue)");
   CHECK(flag_name(options[0]) == "--steps");
+  CHECK(changeable_keys(options) == std::set<std::string>{"name", "threads"});
 }
 
 TEST_CASE("A member is set from its own text form only", "[base]") {
@@ -155,9 +157,4 @@ TEST_CASE("A member is set from its own text form only", "[base]") {
   CHECK((set(3, "red") && settings.colour == Colour::kRed && !set(3, "green")));
   CHECK(value_text(options[3].member) == "red");
   CHECK_FALSE(set(2, "a"));  // a list
-}
-
-TEST_CASE("The keys that change no results are listed", "[base]") {
-  Settings settings;
-  CHECK(changeable_keys(options_of(settings)) == std::set<std::string>{"name", "threads"});
 }

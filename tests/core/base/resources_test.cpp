@@ -63,7 +63,7 @@ TEST_CASE("A version 2 cgroup and its parents limit memory; page cache counts as
   }
   SECTION("a container, which sees its own group as the root") {
     write_v2(mount, mib(2000), 500, 0);
-    for (const char* path : {"0::/\n", "0::/docker/abc\n"}) {  // the latter is that of the host
+    for (const char* path : {"0::/\n", "0::/docker/abc\n"}) {  // the latter is the host's path
       write_file(root / "proc/self/cgroup", path);
       CHECK(described(root) == "the cgroup / 1500");
     }

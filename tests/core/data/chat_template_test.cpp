@@ -6,10 +6,7 @@
 #include "core/data/examples.h"
 #include "core/data/templates.h"
 #include "tests/support/byte_codec.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/user_error.h"
 
 // Chat templates with a tokenizer of one id per byte. tests/interop/chat_templates.py compares ids
 // and loss with transformers.
@@ -207,7 +204,7 @@ TEST_CASE("The chat template of a folder is a file, or in tokenizer_config.json"
   write_file(dir / "chat_template.jinja", "a\n{{ messages | evil }}");
   CHECK_THAT(user_error_of([&] { ChatTemplate::find(dir.path()); }),
              contains_text("chat_template.jinja line 2 column 15") && contains_text("'evil'"));
-  // It matters only where there is a conversation.
+  // A broken template is an error only if the data contain a conversation.
   const auto read = [&](const std::string& record, Objective objective) {
     write_file(dir / "a.jsonl", record);
     ReadSettings settings;
@@ -221,8 +218,7 @@ TEST_CASE("The chat template of a folder is a file, or in tokenizer_config.json"
       contains_text("'evil'") && contains_text("--template"));
 }
 
-TEST_CASE("What a template writes into an answer is learned, what it writes before it is not",
-          "[data]") {
+TEST_CASE("Text that a template adds to an answer has loss, text before it has none", "[data]") {
   const std::string thinks =
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last "
       "%}"
@@ -275,7 +271,7 @@ TEST_CASE("A key that the template does not use is refused", "[data]") {
             .starts_with(R"([{"name": "add"}])"));
 }
 
-TEST_CASE("A template takes more names and a date", "[data]") {
+TEST_CASE("The options of a template set variables and the date", "[data]") {
   const std::string source =
       "{{ strftime_now('%d %b %Y') }} {{ thinks }} {{ messages[0].content }}";
   const ChatOptions options = parse_chat_options(R"({"thinks": false})", "2026-01-31");
@@ -287,7 +283,7 @@ TEST_CASE("A template takes more names and a date", "[data]") {
              contains_text("--template-date tomorrow"));
 }
 
-TEST_CASE("The sentence of a template that refuses a conversation is shown", "[data]") {
+TEST_CASE("The message of raise_exception() is reported with the line", "[data]") {
   const std::string refuses =
       "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
       "{% endif %}" +

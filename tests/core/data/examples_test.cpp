@@ -6,11 +6,7 @@
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/user_error.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -86,8 +82,7 @@ TEST_CASE("Pre-tokenized rows are used unchanged, without a tokenizer", "[data]"
   }
 }
 
-TEST_CASE("A text file is split at <|endoftext|> lines, with loss on all tokens but BOS",
-          "[data]") {
+TEST_CASE("Text is split at <|endoftext|> lines, with loss on all tokens but BOS", "[data]") {
   const auto examples = read_bytes(
       "t.txt", "\n  one\ntwo \r\n<|endoftext|>\r\n\n<|endoftext|>\nthree\n<|endoftext|>", kLm);
   REQUIRE(examples.size() == 2);
@@ -270,9 +265,9 @@ TEST_CASE("An invalid row is refused with its line and entry", "[data]") {
            {"[1, 2.5]", "[1, 2]", "must be a whole number"},
            {"[1, 99999999999999999999]", "[1, 2]", "input_ids"},
            {"7", "[1, 2]", "'input_ids' must be a list"}}) {
-    check_error("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}", fact);
-    check_error("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}",
-                "r.jsonl line 2: ");
+    CHECK_THAT(
+        error_of_reading("r.jsonl", "\n{\"input_ids\": " + ids + ", \"labels\": " + labels + "}"),
+        contains_text("r.jsonl line 2: ") && contains_text(fact));
   }
   check_error("r.jsonl", R"({"input_ids": [1, 2]})", "r.jsonl line 1: 'labels' is missing");
 }

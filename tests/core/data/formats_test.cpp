@@ -9,10 +9,7 @@
 #include "core/data/records.h"
 #include "core/tokenizer/tokenizer.h"
 #include "tests/support/byte_codec.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/places.h"
 #include "tests/support/training_rows.h"
 
 using namespace moe;

@@ -6,10 +6,7 @@
 #include "core/tokenizer/tokenizer.h"
 #include "core/tokenizer/unicode.h"
 #include "tests/support/byte_codec.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/places.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -175,8 +172,7 @@ TEST_CASE("A template adds no space where the tokenizer puts one before the text
   CHECK(pair("A: ", "P") + pair("A: ", " P") == "B A: PEB A:  PE");
 }
 
-TEST_CASE("With sentencepiece the llama2 template gives the ids of Meta's joint encoding",
-          "[data]") {
+TEST_CASE("The llama2 template gives the ids of Meta's joint sentencepiece encoding", "[data]") {
   const auto strip = [](std::string text) {
     text.erase(0, text.find_first_not_of(" \t\r\n"));
     return text.erase(text.find_last_not_of(" \t\r\n") + 1);
@@ -230,14 +226,11 @@ TEST_CASE("Special tokens of a template are tokens, and none spans a boundary", 
         "{s}{eot}a</s>[INST]\n<|eot|>{eot}b<s></s>{eot}{/s}");
   CHECK(tokens_of(R"({"prompt": "eot", "response": "s>"})", "<|{instruction}|>{response}") ==
         "{s}<|eot|>s>{/s}");
-}
-
-TEST_CASE("Records are encoded with a chat template", "[data]") {
   CHECK(tokens_of(R"({"system_prompt": "S", "question": "Q</s>", "response": "R"})", "zephyr") ==
         "<|system|>\nS{/s}\n<|user|>\nQ</s>{/s}\n<|assistant|>\nR{/s}\n");
 }
 
-TEST_CASE("A question is encoded as the examples are", "[data]") {
+TEST_CASE("A question is encoded like the examples", "[data]") {
   const Question question = question_tokens(Template::parse("<|eot|>{instruction}[INST]{response}"),
                                             "q<|eot|>", marked_codec());
   CHECK(show_marks(question.ids) == "{s}{eot}q<|eot|>{INST}");

@@ -1,7 +1,6 @@
 #include "core/data/token_cache.h"
 
 #include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,8 +10,7 @@
 #include "core/base/random.h"
 #include "core/io/file.h"
 #include "tests/support/byte_codec.h"
-#include "tests/support/catch.h"
-#include "tests/support/temp_dir.h"
+#include "tests/support/child.h"
 
 using namespace moe;
 using namespace moe::data;
@@ -40,7 +38,7 @@ const char* kRows =
 struct World {
   TempDir dir;
   CacheRequest request;
-  int tokenised = 0;  // number of tokenizations
+  int num_tokenizations = 0;
   std::vector<std::string> notes;
 
   World() {
@@ -52,7 +50,7 @@ struct World {
     request.vocab_size = kVocab;
     request.tokenizer.file = dir / "tokenizer.model";
     request.codec = [this] {
-      ++tokenised;
+      ++num_tokenizations;
       return byte_codec();
     };
     request.location = {dir / "cache", false};
@@ -160,13 +158,13 @@ std::string forge(std::string bytes) {
 TEST_CASE("A second run maps the tokens of the first; both equal uncached examples", "[data]") {
   World world;
   const Examples first = world.open();
-  CHECK(world.tokenised == 1);
+  CHECK(world.num_tokenizations == 1);
   REQUIRE(world.cached().size() == 1);
   const std::string file = world.cached().front().string();
   CHECK(world.note() == fmt::format("tokens cached in {} ({})", file,
                                     io::size_text(fs::file_size(world.cached().front()))));
   const Examples second = world.open();
-  CHECK(world.tokenised == 1);
+  CHECK(world.num_tokenizations == 1);
   CHECK(contains(world.note(), "tokens from the cache " + file));
   const Examples plain =
       read_examples(world.request.sources, world.request.settings, kVocab, byte_codec);
@@ -322,12 +320,10 @@ TEST_CASE("Concurrent runs that write the same cache get the same examples", "[d
   CHECK(world.cached().empty());  // no partial file
 }
 
-TEST_CASE("The next run removes the partial cache of a killed run, not of a running one",
-          "[data]") {
+TEST_CASE("The next run removes partial caches of killed runs, not of running ones", "[data]") {
   World world;
   fs::create_directories(world.dir / "cache");
-  const pid_t child = ::fork();
-  if (child == 0) {  // ends in the middle of its tokens
+  const int code = run_in_child([&] {  // ends in the middle of its tokens
     CacheRequest request = world.request;
     request.on_progress = [](int64_t examples, int64_t) {
       if (examples == 30) {
@@ -336,11 +332,8 @@ TEST_CASE("The next run removes the partial cache of a killed run, not of a runn
     };
     std::vector<std::string> notes;
     open_or_tokenize(request, notes);
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  REQUIRE(WEXITSTATUS(status) == 9);
+  });
+  REQUIRE(code == 9);
   REQUIRE(world.cached().size() == 1);
   CHECK(contains(world.cached().front().string(), ".partial-"));
   world.request.on_progress = [&](int64_t examples, int64_t) {
@@ -398,7 +391,7 @@ TEST_CASE("Processes of a host map the tokens of the first one, cached or not", 
   mapped.files = truth.files;  // its own names of the same files
   CHECK(same(mapped, truth));
   CHECK(second.open().size() < truth.size());
-  CHECK(second.tokenised == 0);
+  CHECK(second.num_tokenizations == 0);
 }
 
 TEST_CASE("A process with an invalid offer of tokens tokenizes the data itself", "[data]") {
@@ -417,7 +410,7 @@ TEST_CASE("A process with an invalid offer of tokens tokenizes the data itself",
   taken.take(offer);
   const Examples examples = world.open();
   ::close(foreign);
-  CHECK(world.tokenised == 1);
+  CHECK(world.num_tokenizations == 1);
   CHECK(same(examples,
              read_examples(world.request.sources, world.request.settings, kVocab, byte_codec)));
 }

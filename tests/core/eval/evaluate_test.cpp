@@ -13,19 +13,14 @@
 #include "core/eval/runner.h"
 #include "core/io/checkpoint.h"
 #include "core/model/llama/memory_need.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/foreign_checkpoint.h"
-#include "tests/support/matchers.h"
-#include "tests/support/places.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
 using namespace moe::test;
-namespace fs = std::filesystem;
 
 // Between batch sizes 1 and 8 the harness itself differs by up to 3e-5.
 constexpr double kTolerance = 1e-3;
@@ -47,39 +42,40 @@ std::string text_sha256(const Question& question) {
   return sha256_hex(text).substr(0, 16);
 }
 
-LoadedTask task_of(const std::string& context, const std::string& choice) {
+// Returns a task of `count` questions with numbered contexts, or of one with `context`.
+LoadedTask task_of(const std::string& context, const std::vector<std::string>& choices,
+                   size_t count = 1) {
   LoadedTask loaded;
-  Question question;
-  question.context = context;
-  question.choices = {choice};
-  question.where = context + ".jsonl:1";
-  loaded.questions.push_back(question);
+  for (size_t i = 0; i < count; ++i) {
+    Question question;
+    question.context = context + (count > 1 ? std::to_string(i) : "");
+    question.choices = choices;
+    question.where = context + ".jsonl:1";
+    loaded.questions.push_back(question);
+  }
   return loaded;
 }
 
 // Encodes each byte as a token; calls `look` with each text before.
 TextEncoder bytes_encoder(std::function<void(std::string_view)> look) {
-  TextEncoder encoder;
-  encoder.window = 64;
-  encoder.encode = [look = std::move(look)](std::string_view text) {
-    look(text);
-    return std::vector<int64_t>(text.begin(), text.end());
-  };
-  return encoder;
+  return {[look = std::move(look)](std::string_view text) {
+            look(text);
+            return std::vector<int64_t>(text.begin(), text.end());
+          },
+          0, "", false, 64};
 }
 
 // A dense folder, or a mixture of 4 experts, with a tokenizer of 1024 pieces.
 void write_model(const fs::path& folder, bool is_mixture) {
-  test::ForeignCheckpoint shape;
-  shape.kind = is_mixture ? test::Foreign::kMixtral : test::Foreign::kMistral;
+  ForeignCheckpoint shape;
+  shape.kind = is_mixture ? Foreign::kMixtral : Foreign::kMistral;
   shape.tiny.hidden = 256;
   shape.tiny.intermediate = shape.expert_width = 704;
   shape.tiny.layers = 2;
   shape.tiny.vocab = 1024;
   shape.tiny.max_positions = 256;
-  test::write_foreign_checkpoint(folder, shape);
-  fs::copy_file(test::source_folder() / "recipes/tiny/model/tokenizer.model",
-                folder / "tokenizer.model");
+  write_foreign_checkpoint(folder, shape);
+  fs::copy_file(source_folder() / "recipes/tiny/model/tokenizer.model", folder / "tokenizer.model");
 }
 
 // Requests of one token each after `context` tokens of BOS.
@@ -114,7 +110,7 @@ uint64_t peak_of(const Work& work) {
   return peak - before;
 }
 
-TEST_CASE("five benchmarks score as lm-evaluation-harness scores them", "[eval]") {
+TEST_CASE("five benchmarks have the scores of lm-evaluation-harness", "[eval]") {
   MOE_NEED_SHARED_DATA();
   const Json golden = read_json(source_folder() / "tests/golden/lm_eval_stories260k.json")["tasks"];
   EvalSettings settings =
@@ -195,15 +191,13 @@ TEST_CASE("a model in memory has the scores of its folder", "[eval]") {
 
 TEST_CASE("LiveTasks refuses unknown tasks and tasks with generated answers", "[eval]") {
   const auto model = tiny_model_folder();
-  CHECK(user_error_of([&] { LiveTasks(model, {"piqua"}, "", {}); }).find("piqa") !=
-        std::string::npos);
-  CHECK(user_error_of([&] {
-          LiveTasks(model, {"bbh_zeroshot_snarks"}, bench_folder(), {});
-        }).find("generating answers is too slow") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { LiveTasks(model, {"piqua"}, "", {}); }), contains_text("piqa"));
+  CHECK_THAT(user_error_of([&] { LiveTasks(model, {"bbh_zeroshot_snarks"}, bench_folder(), {}); }),
+             contains_text("generating answers is too slow"));
 }
 
 TEST_CASE("a task is available while the next one is being encoded", "[eval]") {
-  const std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "bc")};
+  const std::vector<LoadedTask> tasks = {task_of("first", {"a"}), task_of("second", {"bc"})};
   std::promise<void> go;
   const std::shared_future<void> gone = go.get_future().share();
   std::atomic<bool> second_waits = false;
@@ -223,20 +217,19 @@ TEST_CASE("a task is available while the next one is being encoded", "[eval]") {
 }
 
 TEST_CASE("an encoding error is thrown for every task once it is known", "[eval]") {
-  std::vector<LoadedTask> tasks = {task_of("first", "a"), task_of("second", "b")};
+  std::vector<LoadedTask> tasks = {task_of("first", {"a"}), task_of("second", {"b"})};
   tasks[1].questions[0].delimiter = "";
   tasks[1].questions[0].choices = {""};
   EncodedTasks encoded(bytes_encoder([](std::string_view) {}), tasks);
-  const std::string late = test::user_error_of([&] { encoded.at(1); });
+  const std::string late = user_error_of([&] { encoded.at(1); });
   CHECK(late.find("second.jsonl:1") != std::string::npos);
-  CHECK(test::user_error_of([&] { encoded.at(0); }) == late);  // found by the thread
+  CHECK(user_error_of([&] { encoded.at(0); }) == late);  // found by the thread
 }
 
 TEST_CASE("with routing statistics a generated task has a request of each right answer", "[eval]") {
-  LoadedTask loaded = task_of("Is it?", "");
+  LoadedTask loaded = task_of("Is it?", {});
   loaded.task.output = OutputType::kGenerateUntil;
   loaded.task.generation.max_tokens = 8;
-  loaded.questions[0].choices.clear();
   loaded.questions.push_back(loaded.questions[0]);  // one without an answer
   loaded.questions[0].target = "yes";
   loaded.questions[0].source = "quiz";
@@ -254,7 +247,7 @@ TEST_CASE("with routing statistics a generated task has a request of each right 
 // Estimated peak demand of an evaluation, against counts by hand and the measured memory.
 
 TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
-  const test::TempDir dir;
+  const TempDir dir;
   write_model(dir / "m", /*is_mixture=*/false);
   EvalSettings settings;
   settings.model = dir / "m";
@@ -265,34 +258,24 @@ TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
   CHECK(request_sizes(settings, opened, requests_of(3, 25)).forward_tokens == 25);  // one alone
   CHECK(request_sizes(settings, opened, std::vector<Request>()).forward_tokens == 0);
 
-  const auto task_of = [](size_t questions, const std::string& context) {
-    LoadedTask loaded;
-    for (size_t i = 0; i < questions; ++i) {
-      Question question;
-      question.context = context + std::to_string(i);
-      question.choices = {"a", "b"};
-      loaded.questions.push_back(question);
-    }
-    return loaded;
-  };
   settings.batch_tokens = 100;
-  const LoadedTask few = task_of(2, "w");
+  const LoadedTask few = task_of("w", {"a", "b"}, 2);
   const auto encoded =
       encode_requests(make_encoder(opened, settings.compat), text_pairs(few.questions));
   const int64_t all = request_sizes(settings, opened, encoded).forward_tokens;
   CHECK((all > 0 && all < 100));
   CHECK(request_sizes(settings, opened, {few}).forward_tokens == all);
-  CHECK(request_sizes(settings, opened, {task_of(500, "some words")}).forward_tokens == 100);
+  LoadedTask many = task_of("some words", {"a", "b"}, 500);
+  CHECK(request_sizes(settings, opened, {many}).forward_tokens == 100);
   // One of many questions may be longer than the limit.
-  LoadedTask mixed = task_of(500, "some words");
   std::string words;
   for (int i = 0; i < 150; ++i) {
     words += " word";
   }
-  mixed.questions[300].context = words;
-  CHECK(request_sizes(settings, opened, {mixed}).forward_tokens > 150);
+  many.questions[300].context = words;
+  CHECK(request_sizes(settings, opened, {many}).forward_tokens > 150);
   // Generated answers need the KV cache of one text.
-  LoadedTask written = task_of(3, "Say it");
+  LoadedTask written = task_of("Say it", {"a", "b"}, 3);
   written.task.output = OutputType::kGenerateUntil;
   written.task.generation.max_tokens = 50;
   const RequestSizes asked = request_sizes(settings, opened, {written});
@@ -311,7 +294,7 @@ TEST_CASE("the largest forward pass has the tokens of one batch", "[eval]") {
 }
 
 TEST_CASE("the largest forward pass of a mixture with capacity is a full routing group", "[eval]") {
-  const test::TempDir dir;
+  const TempDir dir;
   write_model(dir / "m", /*is_mixture=*/true);
   EvalSettings settings;
   settings.model = dir / "m";
@@ -328,7 +311,7 @@ TEST_CASE("the largest forward pass of a mixture with capacity is a full routing
 
 TEST_CASE("an evaluation needs at most the estimated memory and at least two thirds", "[eval]") {
   for (const bool is_mixture : {false, true}) {
-    const test::TempDir dir;
+    const TempDir dir;
     write_model(dir / "m", is_mixture);
     EvalSettings settings;
     settings.model = dir / "m";

@@ -1,12 +1,9 @@
 // Sweeps over routing settings with a model that is loaded once; their table and page.
 #include "core/base/json.h"
 #include "core/eval/evaluate.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
 #include "tests/support/page.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -199,8 +196,7 @@ SweepReport example_report() {
   return report;
 }
 
-TEST_CASE("the page has a panel for each column, a line for each router, a mark for each value",
-          "[eval]") {
+TEST_CASE("the page has a panel per column, a line per router, a mark per value", "[eval]") {
   const std::string page = sweep_page(example_report());
   const Json data = drawn_data(page);
   REQUIRE(data["sections"].size() == 1);

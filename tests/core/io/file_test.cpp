@@ -14,7 +14,7 @@
 #include "core/base/json.h"
 #include "core/io/checksums.h"
 #include "core/io/line_log.h"
-#include "tests/core/io/child.h"
+#include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -26,12 +26,12 @@ using Lines = std::vector<std::string>;
 
 constexpr size_t kBytes = size_t{3} << 16;  // several pages of any size
 
-struct Ended {
+struct ExitResult {
   int code = 0;  // exit code, or minus the signal
   std::string err;
 };
 
-Ended run_faulting(const std::function<void()>& work) {
+ExitResult run_faulting(const std::function<void()>& work) {
   const TempDir folder;
   const int code = test::run_in_child([&] {
     ::dup2(::open((folder / "err").c_str(), O_WRONLY | O_CREAT, 0600), STDERR_FILENO);
@@ -147,7 +147,7 @@ TEST_CASE("Reading a mapped file that was truncated names it and exits with code
   test::write_file(broken, std::string(kBytes, 'x'));
   test::write_file(whole, std::string(kBytes, 'y'));
   for (const bool moves : {false, true}) {
-    const Ended ended = run_faulting([&] {
+    const ExitResult ended = run_faulting([&] {
       MappedFile gone(whole);  // the handler's entry is reused
       gone = MappedFile(broken);
       MappedFile other(whole);
@@ -181,7 +181,7 @@ TEST_CASE("A SIGBUS outside all mapped files is passed to the previous handler",
   };
   for (const bool with_info : {false, true}) {
     test::write_file(other, std::string(kBytes, 'x'));
-    const Ended ended = run_faulting([&] {
+    const ExitResult ended = run_faulting([&] {
       struct sigaction before = {};
       if (with_info) {
         before.sa_flags = SA_SIGINFO;

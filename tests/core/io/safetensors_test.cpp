@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "tests/core/io/child.h"
+#include "tests/support/child.h"
 #include "tests/support/tiny_checkpoint.h"
 #include "tests/support/user_error.h"
 
@@ -94,7 +94,7 @@ void write_part(const fs::path& path, size_t part, size_t parts) {
   patch.finish();
 }
 
-// Limits the size of files of this process, as a disk that fills up does.
+// Limits the file size of this process, to imitate a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -132,13 +132,9 @@ TEST_CASE("Tensors are read as the header describes them, in file order", "[io]"
   CHECK(file.tensors()[1].bytes() == 8);
   CHECK(file.tensors()[2].dtype == DType::kF16);
   CHECK(file.tensors()[2].bytes() == 0);
-  const auto text = [&](const char* name) {
-    const auto bytes = file.bytes(name);
-    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  };
-  CHECK(text("a") == "01");
-  CHECK(text("b") == "23456789");
-  CHECK(text("empty").empty());
+  CHECK(text_of(file.bytes("a")) == "01");
+  CHECK(text_of(file.bytes("b")) == "23456789");
+  CHECK(file.bytes("empty").empty());
   CHECK_THAT(user_error_of([&] { file.bytes("c"); }), contains_text("m: holds no tensor 'c'"));
 }
 

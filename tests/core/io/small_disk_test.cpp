@@ -8,7 +8,7 @@
 #include "core/io/checkpoint.h"
 #include "core/io/safetensors.h"
 #include "core/io/staged_folder.h"
-#include "tests/core/io/child.h"
+#include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -19,23 +19,25 @@ namespace {
 
 constexpr int kCannotMount = 77;
 
-// Runs `work` in a child with a small disk mounted on `disk`, and writes the lines that it returns
-// to `report`.
-int on_small_disk(const fs::path& disk, const fs::path& report,
-                  const std::function<std::vector<std::string>()>& work) {
+// Runs `work` in a child with a small disk mounted on `disk`. Returns the lines that `work`
+// returns; nothing without the right to mount.
+std::optional<std::vector<std::string>> on_small_disk(
+    const fs::path& disk, const std::function<std::vector<std::string>()>& work) {
+  const TempDir report;
   fs::create_directories(disk);
-  return run_in_child([&] {
+  const int code = run_in_child([&] {
     if ((::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=1m") != 0) {
       ::_exit(kCannotMount);
     }
-    moe::test::write_file(report, moe::Json(work()).dump());
+    moe::test::write_file(report / "lines", moe::Json(work()).dump());
   });
-}
-
-std::vector<std::string> lines_of(const fs::path& report) {
-  return moe::read_json(report).get<std::vector<std::string>>();
+  if (code == kCannotMount) {
+    return std::nullopt;
+  }
+  REQUIRE(code == 0);
+  return moe::read_json(report / "lines").get<std::vector<std::string>>();
 }
 
 void write_model(const fs::path& out, int64_t bytes) {
@@ -54,13 +56,13 @@ void write_model(const fs::path& out, int64_t bytes) {
 
 TEST_CASE("A mount point is not replaced; one that appears later keeps the written folder") {
   const TempDir dir;
-  const fs::path disk = dir / "the disk", report = dir / "report", late = dir / "late";
+  const fs::path disk = dir / "the disk", late = dir / "late";
   {
     StagedFolder folder(late, false);
     folder.write_text("old", "x");
     folder.commit();
   }
-  const int code = on_small_disk(disk, report, [&] {
+  const auto lines = on_small_disk(disk, [&] {
     moe::test::write_file(disk / "theirs", "years");
     const auto stage = [](const fs::path& out) {
       return user_error_of([&] { StagedFolder folder(out, true); });
@@ -74,18 +76,16 @@ TEST_CASE("A mount point is not replaced; one that appears later keeps the writt
     return std::vector{stage(disk), stage(dir.path()), at_commit,
                        fmt::format("{}", fmt::join(names_in(disk), " "))};
   });
-  if (code == kCannotMount) {
+  if (!lines) {
     MOE_SKIP("no right to mount a small disk");
   }
-  REQUIRE(code == 0);
-  const std::vector<std::string> lines = lines_of(report);
   const auto refusal = [](const fs::path& out, const fs::path& mount) {
     return contains_text(out.string() + ": is a mount point or holds one (" + mount.string() + ")");
   };
-  CHECK_THAT(lines[0], refusal(disk, disk));
-  CHECK_THAT(lines[1], refusal(dir.path(), disk));
-  CHECK_THAT(lines[2], refusal(late, late) && contains_text(late.string() + ".partial/new"));
-  CHECK(lines[3] == "theirs");
+  CHECK_THAT(lines->at(0), refusal(disk, disk));
+  CHECK_THAT(lines->at(1), refusal(dir.path(), disk));
+  CHECK_THAT(lines->at(2), refusal(late, late) && contains_text(late.string() + ".partial/new"));
+  CHECK(lines->at(3) == "theirs");
   CHECK_THAT(user_error_of([&] { StagedFolder folder(late, true); }),
              contains_text("late.partial: has the name that writing"));
   CHECK(read_file(dir / "late.partial/new/work") == "hours");
@@ -93,8 +93,8 @@ TEST_CASE("A mount point is not replaced; one that appears later keeps the writt
 
 TEST_CASE("A disk that fills up is reported with the file, and nothing is left behind") {
   const TempDir dir;
-  const fs::path disk = dir / "disk", report = dir / "report", out = disk / "out";
-  const int code = on_small_disk(disk, report, [&] {
+  const fs::path disk = dir / "disk", out = disk / "out";
+  const auto lines = on_small_disk(disk, [&] {
     const std::string space = user_error_of([&] { check_space(out, 2'000'000); });
     const std::string tensors = user_error_of([&] { write_model(out, 2'000'000); });
     const std::string text = user_error_of([&] {
@@ -109,17 +109,15 @@ TEST_CASE("A disk that fills up is reported with the file, and nothing is left b
     return std::vector{space, tensors, text,
                        parts, fits,    fmt::format("{}", fmt::join(names_in(disk), " "))};
   });
-  if (code == kCannotMount) {
+  if (!lines) {
     MOE_SKIP("no right to mount a small disk");
   }
-  REQUIRE(code == 0);
-  const std::vector<std::string> lines = lines_of(report);
-  CHECK_THAT(lines[0], contains_text("disk full: 2.0 MB are needed, 1.0 MB are free"));
+  CHECK_THAT(lines->at(0), contains_text("disk full: 2.0 MB are needed, 1.0 MB are free"));
   const char* files[] = {"out.partial/new/model.safetensors", "out.partial/new/large.json",
                          "shared.partial/new/all"};
   for (size_t i = 0; i < 3; ++i) {
-    CHECK_THAT(lines[1 + i], contains_text("disk full: " + (disk / files[i]).string()));
+    CHECK_THAT(lines->at(1 + i), contains_text("disk full: " + (disk / files[i]).string()));
   }
-  CHECK(lines[4].empty());
-  CHECK(lines[5] == "out");
+  CHECK(lines->at(4).empty());
+  CHECK(lines->at(5) == "out");
 }

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "core/io/output_checks.h"
-#include "tests/core/io/child.h"
+#include "tests/support/child.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
@@ -157,29 +157,23 @@ TEST_CASE("Force replaces a folder only if moe wrote all of it", "[io]") {
   std::string in_the_way;
   SECTION("an empty folder") { fs::create_directories(out); }
   SECTION("a folder without a list") { write_file(out / (in_the_way = "config.json"), "x"); }
-  SECTION("a file that was added") {
+  SECTION("a changed output") {
     commit_number(out, false, 1);
-    write_file(out / (in_the_way = "notes.txt"), "x");
-  }
-  SECTION("a file that was added below") {
-    commit_number(out, false, 1);
-    write_file(out / "sub/notes.txt", "x");
-    in_the_way = "sub";
-  }
-  SECTION("a file of ours that was written over") {
-    commit_number(out, false, 1);
-    write_file(out / (in_the_way = "part3"), "years");
-  }
-  SECTION("a link in place of a file of ours") {
-    commit_number(out, false, 1);
-    fs::rename(out / "part3", dir / "part3");
-    fs::create_symlink(dir / "part3", out / (in_the_way = "part3"));
-  }
-  SECTION("a list that is a link") {
-    commit_number(out, false, 1);
-    fs::rename(out / ".moe-output", dir / "list");
-    fs::create_symlink(dir / "list", out / ".moe-output");
-    in_the_way = "part";
+    SECTION("an added file") { write_file(out / (in_the_way = "notes.txt"), "x"); }
+    SECTION("an added file in a subfolder") {
+      write_file(out / "sub/notes.txt", "x");
+      in_the_way = "sub";
+    }
+    SECTION("an overwritten file") { write_file(out / (in_the_way = "part3"), "years"); }
+    SECTION("a link in place of a written file") {
+      fs::rename(out / "part3", dir / "part3");
+      fs::create_symlink(dir / "part3", out / (in_the_way = "part3"));
+    }
+    SECTION("a list that is a link") {
+      fs::rename(out / ".moe-output", dir / "list");
+      fs::create_symlink(dir / "list", out / ".moe-output");
+      in_the_way = "part";
+    }
   }
   const std::string before = tree_of(dir.path());
   const std::string error = user_error_of([&] { commit_number(out, true, 2); });
@@ -212,17 +206,17 @@ TEST_CASE("Nothing is removed through a link below the given root", "[io]") {
   fs::create_directory_symlink(dir / "other/checkpoints", dir / "run/checkpoints");
   const fs::path step = dir / "run/checkpoints/step-1";
   CHECK(user_error_of([&] {
-          moe::io::remove_whole(step, dir / "run");
+          remove_whole(step, dir / "run");
         }).find((dir / "run/checkpoints").string()) == 0);
-  moe::io::remove_leftovers(step, dir / "run");
+  remove_leftovers(step, dir / "run");
   fs::remove(dir / "run/checkpoints");
   fs::create_directories(dir / "run/checkpoints");
   fs::create_directory_symlink(dir / "other/checkpoints/step-1", step);
-  CHECK(user_error_of([&] { moe::io::remove_whole(step, dir / "run"); }).find(step.string()) == 0);
+  CHECK(user_error_of([&] { remove_whole(step, dir / "run"); }).find(step.string()) == 0);
   CHECK(whole_number(dir / "other/checkpoints/step-1") == 1);
   fs::remove(step);
   commit_number(step, false, 1);
-  moe::io::remove_whole(step, dir / "run");
+  remove_whole(step, dir / "run");
   CHECK(fs::is_empty(dir / "run/checkpoints"));
 }
 
@@ -346,7 +340,7 @@ TEST_CASE("The next run repairs the state of a kill between two renames", "[io]"
   make_unfinished(out);
   fs::rename(dir / "before", replaced);
   SECTION("the old folder is moved away, the new one not yet in place") {
-    write_file(dir / "out.partial" / "new" / "part0", "whole, but not proven so");
+    write_file(dir / "out.partial/new/part0", "complete, without proof");
     const std::string before = tree_of(dir.path());
     CHECK_THAT(refusal(out), contains_text("the old one is " + replaced.string()));
     CHECK(tree_of(dir.path()) == before);
@@ -354,8 +348,8 @@ TEST_CASE("The next run repairs the state of a kill between two renames", "[io]"
     CHECK(whole_number(out) == 1);
     CHECK_FALSE(fs::exists(replaced));
   }
-  SECTION("the same, and another OUT was made since") {
-    write_file(dir / "out.partial" / "new" / "part0", "whole, but not proven so");
+  SECTION("the old folder is moved away, and another OUT was created since") {
+    write_file(dir / "out.partial/new/part0", "complete, without proof");
     commit_number(dir / "before", false, 2);
     fs::rename(dir / "before", out);
     const std::string before = tree_of(dir.path());
@@ -388,23 +382,23 @@ TEST_CASE("Removing a folder also removes an unfinished write of it", "[io]") {
   const TempDir dir;
   commit_number(dir / "out", false, 1);
   make_unfinished(dir / "out");
-  moe::io::remove_whole(dir / "out");
-  moe::io::remove_whole(dir / "never");
+  remove_whole(dir / "out");
+  remove_whole(dir / "never");
   CHECK(fs::is_empty(dir.path()));
   commit_number(dir / "out", false, 1);
   write_file(dir / "out.partial" / "thesis.txt", "years");
   const std::string before = tree_of(dir.path());
-  CHECK_FALSE(user_error_of([&] { moe::io::remove_whole(dir / "out"); }).empty());
+  CHECK_FALSE(user_error_of([&] { remove_whole(dir / "out"); }).empty());
   CHECK(tree_of(dir.path()) == before);
 }
 
 TEST_CASE("Leftovers of a killed write or removal are removed, and nothing else", "[io]") {
   const TempDir dir;
-  const auto remove_leftovers = [&] { moe::io::remove_leftovers(dir / "out", dir.path()); };
+  const auto remove_all_leftovers = [&] { remove_leftovers(dir / "out", dir.path()); };
   SECTION("an unfinished write, a removal") {
     make_unfinished(dir / "out");
     write_file(dir / "out.partial/new/below/part0", "x");
-    remove_leftovers();
+    remove_all_leftovers();
     CHECK(fs::is_empty(dir.path()));
   }
   SECTION("the end of a removal") {
@@ -414,21 +408,21 @@ TEST_CASE("Leftovers of a killed write or removal are removed, and nothing else"
     if (GENERATE(false, true)) {
       fs::remove(dir / ".out.moe-staging/.moe-staging");
     }
-    remove_leftovers();
+    remove_all_leftovers();
     CHECK(fs::is_empty(dir.path()));
   }
   SECTION("the only copy of OUT stays") {
     commit_number(dir / "before", false, 1);
     make_unfinished(dir / "out");
     fs::rename(dir / "before", dir / "out.partial/old");
-    remove_leftovers();
+    remove_all_leftovers();
     CHECK(whole_number(dir / "out.partial/old") == 1);
   }
   SECTION("folders of the user stay") {
     write_file(dir / "out.partial/thesis.txt", "years");
     write_file(dir / ".out.moe-staging/thesis.txt", "years");
     const std::string foreign = tree_of(dir.path());
-    remove_leftovers();
+    remove_all_leftovers();
     CHECK(tree_of(dir.path()) == foreign);
   }
 }

@@ -1,8 +1,8 @@
 #include "core/jinja/template.h"
 
+#include <fmt/ranges.h>
+
 #include "core/base/json.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 // Values are those of jinja2 3.1; tests/interop/jinja_parity.py compares with it at random.
@@ -101,7 +101,7 @@ TEST_CASE("Expressions have the values of Python", "[jinja]") {
   });
 }
 
-TEST_CASE("Errors of Python are errors with their place", "[jinja]") {
+TEST_CASE("Python's errors are reported with their position", "[jinja]") {
   for (const auto& [source, fact] :
        Pairs{{"a\n {{ missing.a }}", "t line 2 column 12: 'missing' is undefined"},
              {"{{ 'x' + 1 }}", "'+' of a str and a int"},
@@ -117,8 +117,7 @@ TEST_CASE("Errors of Python are errors with their place", "[jinja]") {
              contains_text("'missing' is undefined"));
 }
 
-TEST_CASE("What the engine lacks is refused with line and column, never rendered otherwise",
-          "[jinja]") {
+TEST_CASE("Unsupported constructs are refused with line and column", "[jinja]") {
   for (const char* source : {"{% include 'x' %}",
                              "{{ x | nosuch }}",
                              "{{ x is nosuch }}",
@@ -152,13 +151,9 @@ TEST_CASE("What the engine lacks is refused with line and column, never rendered
   }
 }
 
-TEST_CASE("Hostile templates end with a sentence", "[jinja]") {
-  const auto repeated = [](const std::string& text, int times, const std::string& end = "") {
-    std::string all;
-    for (int i = 0; i < times; ++i) {
-      all += text;
-    }
-    return all + end;
+TEST_CASE("Hostile templates are refused with the exceeded limit", "[jinja]") {
+  const auto repeated = [](const std::string& text, size_t times, const std::string& end = "") {
+    return fmt::format("{}{}", fmt::join(std::vector<std::string>(times, text), ""), end);
   };
   for (const std::string& source :
        {"{{ " + repeated("(", 100'000) + repeated(")", 100'000, "}}"),
@@ -176,7 +171,7 @@ TEST_CASE("Hostile templates end with a sentence", "[jinja]") {
   }
 }
 
-TEST_CASE("Every byte of the text knows its source", "[jinja]") {
+TEST_CASE("Every byte of the rendered text has a source", "[jinja]") {
   const Value context = make_value(kContext, 1);
   const auto sources = [&](const std::string& source) {
     const Rendered rendered = Template(source, "t").render(*context.dict());

@@ -197,7 +197,7 @@ TEST_CASE("counters of layers are read together and add up", "[route]") {
   CHECK(route::sum_layers({}).sum.tokens == 0);
 }
 
-TEST_CASE("a layer's JSON has every counter, a total no load", "[route]") {
+TEST_CASE("the JSON of a layer has all counters, that of a total no load", "[route]") {
   const auto logits = at::tensor({4.0, 1.0, 0.0, 0.0}, at::kFloat).repeat({4, 1});
   const auto values = count(logits, "top1+fr", 2);  // 2 tokens per rank, 1 slot per rank and expert
   const OrderedJson json = route::layers_json({6}, {values}, 64).at(0);

@@ -12,11 +12,11 @@
 
 namespace moe::test {
 
-// Computes gates and losses for the plan of `decided` without fused kernels.
-inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Routing& decided,
+// Computes gates and losses for the plan of `routed` without fused kernels.
+inline route::Routing weigh_by_rules(const at::Tensor& logits, const route::Routing& routed,
                                      const route::RouterSettings& settings) {
   const route::RouterFunctions& functions = route::router_functions(settings);
-  route::Routing routing = decided;
+  route::Routing routing = routed;
   routing.combine = functions.gates(logits, routing.count, settings);
   routing.weights = route::row_weights(routing.combine, routing.count, routing.input, routing.plan);
   routing.losses = functions.losses(logits, routing.input, routing.count, settings);

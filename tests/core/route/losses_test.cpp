@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/route/route.h"
+#include "tests/core/route/kernel_plan.h"
 #include "tests/core/route/random_routing.h"
 #include "tests/support/gradcheck.h"
 
@@ -48,12 +49,7 @@ std::vector<int64_t> random_sequences(std::mt19937& random, int64_t tokens) {
 }
 
 void check_same_bits(const Routing& a, const Routing& b) {
-  for (const auto member : std::initializer_list<at::Tensor route::Plan::*>{
-           &route::Plan::token, &route::Plan::expert, &route::Plan::choice, &route::Plan::count,
-           &route::Plan::rows, &route::Plan::overflow_token, &route::Plan::overflow_expert,
-           &route::Plan::overflow_choice}) {
-    CHECK(at::equal(a.plan.*member, b.plan.*member));
-  }
+  check_equal(a.plan, b.plan);
   CHECK(at::equal(a.combine, b.combine));
   CHECK(at::equal(a.weights, b.weights));
   CHECK(at::equal(a.losses.load_balance, b.losses.load_balance));
@@ -137,9 +133,7 @@ TEST_CASE("auxiliary losses have the gradient of finite differences") {
   }
 }
 
-TEST_CASE(
-    "z-loss and balance within sequences are there only where a run asks for them and the router "
-    "has them") {
+TEST_CASE("z-loss and sequence balance are computed on request, if the router has them") {
   auto asked = route::partition_tokens(4, 1);
   asked.compute_z_loss = true;
   asked.sequence = std::vector<int64_t>{0, 0, 1, 1};
@@ -157,8 +151,7 @@ TEST_CASE(
 }
 
 TEST_CASE("losses of layers add up, absent ones stay absent") {
-  route::AuxLosses sum;
-  route::AuxLosses one;
+  route::AuxLosses sum, one;
   one.load_balance = at::tensor(1.5, at::kFloat);
   sum += one;
   sum += one;
@@ -178,9 +171,8 @@ TEST_CASE("lambda rises while too dense and falls otherwise, equality lowers, wi
   CHECK(route::next_lambda(0, 0.5, 0.75, 1.2) == 0);
 }
 
-// Combine weights and their gradients against finite differences and autograd of a dense
-// formulation, both in f64; and balance by bias: its effect on losses and gradients, and its update
-// rule. routers_test.cpp compares weights and the choices under a bias with the reference.
+// Combine weights against a dense formulation in f64, and balance by bias. routers_test.cpp
+// compares weights and choices under a bias with the reference.
 
 TEST_CASE("straight-through freezes the normaliser and nothing else") {
   at::manual_seed(3);
@@ -214,7 +206,7 @@ TEST_CASE("saturated logits give finite weights and gradients") {
   }
 }
 
-TEST_CASE("a row that stands twice shares its weight by multiplicity") {
+TEST_CASE("a row that occurs twice shares its weight by multiplicity") {
   // One rank, one slot per expert: t1 gets e0 and t0 gets e1, and IR routes both to e0, t1 for the
   // second time.
   const auto logits = at::tensor({1.0, 0.0, 2.0, 0.0}, at::kFloat).view({2, 2});
@@ -243,7 +235,7 @@ TEST_CASE("gradients of the row weights reach the logits through every row") {
   }
 }
 
-TEST_CASE("a bias of zeros, or the same for all, routes as none does, bit for bit") {
+TEST_CASE("a uniform bias changes no bit of the routing") {
   std::mt19937 random(42);
   for (int round = 0; round < 30; ++round) {
     const auto input = random_routing(random, 33, 8, 2, round % 2 == 0 ? 0.5 : 0, 0.1);
@@ -299,7 +291,6 @@ TEST_CASE("a bias moves by its rate against the load, and stays where the load i
   route::update_bias(bias, {5, 1, 3, 3}, 0.25);
   CHECK(at::equal(bias, at::tensor({-0.25, 0.25, 0.0, 0.0}, at::kFloat)));
   route::update_bias(bias, {1, 0, 0, 0}, 0.25);
-  CHECK(at::equal(bias, at::tensor({-0.5, 0.5, 0.25, 0.25}, at::kFloat)));
   route::update_bias(bias, {0, 0, 0, 0}, 0.25);  // no tokens: unchanged
   route::update_bias(bias, {7, 7, 7, 7}, 0.25);
   CHECK(at::equal(bias, at::tensor({-0.5, 0.5, 0.25, 0.25}, at::kFloat)));

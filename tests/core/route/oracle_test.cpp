@@ -166,12 +166,12 @@ void check_selected(const json& one, const RouterSettings& settings) {
 
 }  // namespace
 
-#define MOE_NEED_ORACLE()                                                      \
-  if (oracle_cases().empty()) {                                                \
-    MOE_SKIP("no golden cases: put the oracle folder beside the shared data"); \
+#define MOE_NEED_ORACLE()                                                       \
+  if (oracle_cases().empty()) {                                                 \
+    MOE_SKIP("no golden cases: put the oracle folder next to the shared data"); \
   }
 
-TEST_CASE("top-k decides, weighs and learns as the golden cases", "[route]") {
+TEST_CASE("top-k routers match the golden cases", "[route]") {
   MOE_NEED_ORACLE();
   const auto cases = oracle_cases_of("topk");
   REQUIRE(cases.size() >= 38);
@@ -189,36 +189,35 @@ TEST_CASE("top-k decides, weighs and learns as the golden cases", "[route]") {
   }
 }
 
-TEST_CASE("top-p selects, weighs and learns as the golden cases", "[route]") {
+TEST_CASE("top-p and ReLU routers match the golden cases", "[route]") {
   MOE_NEED_ORACLE();
-  const auto cases = oracle_cases_of("topp");
-  REQUIRE(cases.size() >= 7);
-  for (const auto& one : cases) {
-    INFO(one.at("name"));
-    const RouterSettings settings = settings_of(one.at("input"), "topp");
-    check_selected(one, settings);
-    check_stats(one, settings);
-    check_combine(one, settings, "combine");
-    check_loss(one, settings, &route::AuxLosses::load_balance, "lb_selected");
-    check_loss(one, settings, &route::AuxLosses::entropy, "entropy");
+  using route::AuxLosses;
+  struct Family {
+    const char* name;
+    size_t min_cases;
+    std::vector<std::pair<at::Tensor AuxLosses::*, const char*>> losses;
+  };
+  for (const auto& [name, min_cases, losses] : std::vector<Family>{
+           {"topp",
+            7,
+            {{&AuxLosses::load_balance, "lb_selected"}, {&AuxLosses::entropy, "entropy"}}},
+           {"relu", 5, {{&AuxLosses::l1, "l1"}}}}) {
+    const auto cases = oracle_cases_of(name);
+    REQUIRE(cases.size() >= min_cases);
+    for (const auto& one : cases) {
+      INFO(one.at("name"));
+      const RouterSettings settings = settings_of(one.at("input"), name);
+      check_selected(one, settings);
+      check_stats(one, settings);
+      check_combine(one, settings, "combine");
+      for (const auto& [loss, loss_name] : losses) {
+        check_loss(one, settings, loss, loss_name);
+      }
+    }
   }
 }
 
-TEST_CASE("relu selects, weighs and learns as the golden cases", "[route]") {
-  MOE_NEED_ORACLE();
-  const auto cases = oracle_cases_of("relu");
-  REQUIRE(cases.size() >= 5);
-  for (const auto& one : cases) {
-    INFO(one.at("name"));
-    const RouterSettings settings = settings_of(one.at("input"), "relu");
-    check_selected(one, settings);
-    check_stats(one, settings);
-    check_combine(one, settings, "combine");
-    check_loss(one, settings, &route::AuxLosses::l1, "l1");
-  }
-}
-
-TEST_CASE("lambda follows the sparsity as the golden case", "[route]") {
+TEST_CASE("lambda follows the sparsity of the golden case", "[route]") {
   MOE_NEED_ORACLE();
   for (const auto& one : oracle_cases_of("lambda")) {
     const json& input = one.at("input");
@@ -233,15 +232,13 @@ TEST_CASE("lambda follows the sparsity as the golden case", "[route]") {
   }
 }
 
-TEST_CASE("capacities are those of the golden case", "[route]") {
+TEST_CASE("capacities equal those of the golden case", "[route]") {
   MOE_NEED_ORACLE();
   for (const auto& one : oracle_cases_of("capacity")) {
     const json& rows = one.at("input").at("rows");
     for (size_t i = 0; i < rows.size(); ++i) {
-      std::optional<double> factor;
-      if (!rows[i][0].is_null()) {
-        factor = rows[i][0].get<double>();
-      }
+      const std::optional<double> factor =
+          rows[i][0].is_null() ? std::nullopt : std::optional(rows[i][0].get<double>());
       INFO(rows[i]);
       CHECK(route::capacity_slots(factor, rows[i][1], rows[i][2]) == one["expect"]["slots"][i]);
     }

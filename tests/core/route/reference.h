@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "core/route/plan.h"
@@ -20,7 +21,7 @@ struct ReferenceRow {
 };
 
 struct ReferencePlan {
-  std::vector<ReferenceRow> rows;            // by (expert, home, slot)
+  std::vector<ReferenceRow> rows;            // by (expert, source rank, slot)
   std::vector<ReferenceRow> refused;         // of the first k choices, same order
   std::vector<std::vector<double>> weights;  // [T][E]
 };
@@ -28,9 +29,7 @@ struct ReferencePlan {
 // Returns the experts of a token, best first; ties: lower index first.
 inline std::vector<int64_t> ranked_experts(const std::vector<double>& logits) {
   std::vector<int64_t> order(logits.size());
-  for (size_t expert = 0; expert < logits.size(); ++expert) {
-    order[expert] = static_cast<int64_t>(expert);
-  }
+  std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
   return order;
@@ -65,21 +64,21 @@ struct Competition {
 
   void run(int64_t rank, int64_t expert, const std::vector<int64_t>& choices, int64_t capacity,
            std::vector<ReferenceRow>& accepted, std::vector<ReferenceRow>& refused) const {
-    std::vector<ReferenceRow> asking;
+    std::vector<ReferenceRow> requests;
     for (size_t token = 0; token < source_rank.size(); ++token) {
       for (const int64_t choice : choices) {
         if (source_rank[token] == rank && order[token][choice] == expert) {
-          asking.push_back({expert, rank, static_cast<int64_t>(token), choice, 1});
+          requests.push_back({expert, rank, static_cast<int64_t>(token), choice, 1});
         }
       }
     }
-    std::stable_sort(asking.begin(), asking.end(), [&](const auto& a, const auto& b) {
+    std::stable_sort(requests.begin(), requests.end(), [&](const auto& a, const auto& b) {
       return scores[a.token][expert] > scores[b.token][expert];
     });
     int64_t free = capacity - std::count_if(accepted.begin(), accepted.end(), [&](const auto& row) {
                      return row.expert == expert && row.source_rank == rank;
                    });
-    for (const auto& row : asking) {
+    for (const auto& row : requests) {
       (free-- > 0 ? accepted : refused).push_back(row);
     }
   }
@@ -148,10 +147,8 @@ inline void reference_expert_choice(const Matrix& logits, const Matrix& scores,
   for (const auto& row : logits) {
     order.push_back(ranked_experts(row));
   }
-  std::vector<int64_t> choices;
-  for (int64_t choice = 0; choice < experts; ++choice) {
-    choices.push_back(choice);
-  }
+  std::vector<int64_t> choices(logits[0].size());
+  std::iota(choices.begin(), choices.end(), 0);
   const Competition competition{scores, group.source_rank, order};
   std::vector<ReferenceRow> rest;
   for (int64_t rank = 0; rank < group.ranks; ++rank) {

@@ -38,8 +38,6 @@ std::string refusal(const std::string& stored, const std::string& router, Purpos
   return user_error_of([&] { resolve(stored, {router, "", {}}, purpose, force); });
 }
 
-RouterSettings router(const std::string& text) { return parse_router(text); }
-
 // A stored router and flags. `expected` is the resulting router, `notes` has a fact of each note.
 struct Cell {
   std::string stored;
@@ -54,7 +52,7 @@ void check(const std::vector<Cell>& cells, std::initializer_list<Purpose> purpos
     for (const auto purpose : purposes) {
       CAPTURE(cell.stored, cell.given.router, cell.given.cf, static_cast<int>(purpose));
       const ResolvedRouter resolved = resolve(cell.stored, cell.given, purpose, cell.force);
-      CHECK(resolved.router == router(cell.expected));
+      CHECK(resolved.router == parse_router(cell.expected));
       REQUIRE(resolved.notes.size() == cell.notes.size());
       for (size_t i = 0; i < cell.notes.size(); ++i) {
         CHECK_THAT(resolved.notes[i], contains_text(cell.notes[i]));
@@ -190,17 +188,15 @@ TEST_CASE("default coefficients are those of the papers") {
   CHECK(default_entropy_coef(parse_router("top1")) == 0);
 }
 
-TEST_CASE("a router says whether it keeps the function of an upcycled parent") {
-  CHECK(preserves_function(parse_router("top1+ir")).exact);
-  CHECK(preserves_function(parse_router("top2+ir+fr:cf=0.25")).exact);
-  CHECK(preserves_function(parse_router("top2:cf=inf")).exact);
-  const FunctionPreservation plain = preserves_function(parse_router("top1"));
-  CHECK_FALSE(plain.exact);
-  CHECK(plain.words.find("residual only") != std::string::npos);
-  CHECK_FALSE(preserves_function(parse_router("top1:cf=inf,gate=none")).exact);
-  CHECK_FALSE(preserves_function(parse_router("topp:0.4")).exact);
-  CHECK_FALSE(preserves_function(parse_router("relu:k=1")).exact);
-  CHECK_FALSE(preserves_function(parse_router("expert-choice")).exact);
+TEST_CASE("preserves_function() predicts if a mixture equals its dense parent") {
+  for (const char* exact : {"top1+ir", "top2+ir+fr:cf=0.25", "top2:cf=inf"}) {
+    CHECK(preserves_function(parse_router(exact)).exact);
+  }
+  for (const char* other :
+       {"top1", "top1:cf=inf,gate=none", "topp:0.4", "relu:k=1", "expert-choice"}) {
+    CHECK_FALSE(preserves_function(parse_router(other)).exact);
+  }
+  CHECK_THAT(preserves_function(parse_router("top1")).words, contains_text("residual only"));
 }
 
 // Router flags against a stored router, for evaluation and training (core/route/README.md, "Router
@@ -254,7 +250,7 @@ TEST_CASE("another gate needs --force; softmax and ReLU routers never replace ea
     for (const auto& [stored, given] :
          {std::pair("top2", "top2:gate=none"), std::pair("top2:gate=none", "top2:gate=selected")}) {
       CHECK_THAT(refusal(stored, given, purpose),
-                 contains_text("in place of the stored " + to_string(router(stored))) &&
+                 contains_text("in place of the stored " + to_string(parse_router(stored))) &&
                      contains_text("--force"));
     }
     for (const bool force : {false, true}) {
@@ -268,7 +264,7 @@ TEST_CASE("another gate needs --force; softmax and ReLU routers never replace ea
   }
 }
 
-TEST_CASE("what only training reads changes there, and is ignored with a note at evaluation") {
+TEST_CASE("training-only options are ignored with a note at evaluation") {
   const std::vector<Cell> cells = {
       {"top2", {"top2:st=off", "", {}}, "top2:st=off"},
       {"top2:lb=selected", {"top2:lb=first", "", {}}, "top2"},
@@ -313,14 +309,14 @@ TEST_CASE("a router printed in full replaces any of its family") {
     for (const auto& stored : family) {
       for (const auto& wanted : family) {
         CAPTURE(stored, wanted);
-        const std::string text = to_string(router(wanted), /*every_option=*/true);
-        CHECK(resolve(stored, {text, "", {}}, kTrain, true).router == router(wanted));
+        const std::string text = to_string(parse_router(wanted), /*every_option=*/true);
+        CHECK(resolve(stored, {text, "", {}}, kTrain, true).router == parse_router(wanted));
       }
     }
   }
 }
 
-TEST_CASE("a gate_scale made for the stored gates is warned of when other gates replace them") {
+TEST_CASE("replacing gates that have a gate_scale gives a warning") {
   const auto notes = [](const std::string& stored, const std::string& given, double scale) {
     return override_router({parse_router(stored), 8, 8, scale}, {given, "", {}}, true, kEvaluate)
         .notes;

@@ -154,8 +154,7 @@ TEST_CASE("an empty batch gives an empty plan, zero losses and zero counters", "
   }
 }
 
-TEST_CASE("what all ranks decide together is what each decides alone", "[route]") {
-  // One process with W logical ranks must agree with W processes with one rank and its tokens each.
+TEST_CASE("W ranks in one process route like W processes of one rank", "[route]") {
   std::mt19937 random(7);
   for (const auto& settings : all_routers()) {
     INFO(to_string(settings));
@@ -197,7 +196,7 @@ TEST_CASE("what all ranks decide together is what each decides alone", "[route]"
   }
 }
 
-TEST_CASE("a router survives logits that are not numbers", "[route]") {
+TEST_CASE("non-finite logits give a valid plan", "[route]") {
   // A diverged run must fail with the trainer's error about its loss, not with a bad index here.
   const double infinity = std::numeric_limits<double>::infinity();
   for (const double value : {std::nan(""), infinity, -infinity}) {
@@ -250,13 +249,13 @@ TEST_CASE("capacity is a ceiling that binary rounding does not lift", "[route]")
   CHECK(route::capacity_slots(std::nullopt, 9, 4) == 9);
 }
 
-TEST_CASE("valid tokens spread over ranks in contiguous, nearly equal parts", "[route]") {
+TEST_CASE("partition_tokens() gives contiguous, nearly equal parts", "[route]") {
   CHECK(route::partition_tokens(5, 2).source_rank == std::vector<int64_t>{0, 0, 0, 1, 1});
   CHECK(route::partition_tokens(3, 8).source_rank == std::vector<int64_t>{0, 2, 5});
   CHECK(route::partition_tokens(0, 4).source_rank.empty());
 }
 
-TEST_CASE("the CPU routes as the rules do, unused rows too", "[route]") {
+TEST_CASE("CPU kernels equal the rules, unused rows included", "[route]") {
   check_planned_routers(at::kCPU, {{0, 2, false},
                                    {1, 1, false},
                                    {1, 4, true},

@@ -7,9 +7,7 @@
 
 #include "core/tokenizer/tokenizer.h"
 #include "core/tokenizer/tokenizer_model.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using namespace moe::io;
@@ -343,8 +341,8 @@ TEST_CASE("The word rule follows from the bytes of a sentencepiece model", "[io]
 }
 
 TEST_CASE("In a tiktoken file ranks are ids, and pairs of lowest rank merge first", "[io]") {
-  const auto model = moe::io::read_tiktoken(llama3_sized(), "t", {.is_llama31 = false});
-  const auto llama31 = moe::io::read_tiktoken(llama3_sized(), "t");
+  const auto model = read_tiktoken(llama3_sized(), "t", {.is_llama31 = false});
+  const auto llama31 = read_tiktoken(llama3_sized(), "t");
   CHECK(llama31->encode("<|python_tag|><|eom_id|><|eot_id|><|finetune_right_pad_id|>") ==
         Ids{128010, 128008, 128009, 128004});
   CHECK(llama31->piece(128255) == "<|reserved_special_token_245|>");
@@ -368,11 +366,11 @@ TEST_CASE("In a tiktoken file ranks are ids, and pairs of lowest rank merge firs
 }
 
 TEST_CASE("The first line of a tokenizer.model tells whether it is a tiktoken file", "[io]") {
-  CHECK(moe::io::is_tiktoken("IQ== 0\n"));
-  CHECK(moe::io::is_tiktoken("IQ== 0\r\n"));
+  CHECK(is_tiktoken("IQ== 0\n"));
+  CHECK(is_tiktoken("IQ== 0\r\n"));
   for (const char* bytes : {"", "IQ==\n", "IQ= 0\n", "\x0a\x0e\x0a\x05<unk>\x15",
                             "version https://git-lfs.github.com/spec/v1\n"}) {
-    CHECK_FALSE(moe::io::is_tiktoken(bytes));
+    CHECK_FALSE(is_tiktoken(bytes));
   }
   const TempDir dir;
   write_file(dir / "tokenizer.model", llama3_sized());
@@ -393,8 +391,7 @@ TEST_CASE("A tiktoken file that is broken or not Llama 3's is refused", "[io]") 
         {whole + "AAAA 128000\n", "holds 128001 tokens"},
         {"IQ== 0\nIg== 0\n", "the id 0 has two tokens, '!' and '\"'"},
         {without_zero, "no token is the byte 0x00"}}) {
-    CHECK_THAT(user_error_of([&bytes = file] { moe::io::read_tiktoken(bytes, "t"); }),
-               contains_text(fact));
+    CHECK_THAT(user_error_of([&bytes = file] { read_tiktoken(bytes, "t"); }), contains_text(fact));
   }
 }
 

@@ -1,8 +1,6 @@
 #include "core/base/json.h"
 #include "core/tokenizer/tokenizer.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using moe::io::Tokenizer;

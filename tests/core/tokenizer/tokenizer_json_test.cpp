@@ -4,9 +4,7 @@
 #include "core/base/json.h"
 #include "core/tokenizer/tokenizer.h"
 #include "core/tokenizer/tokenizer_model.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 using moe::Json;
@@ -238,8 +236,7 @@ TEST_CASE("An invalid tokenizer.json is refused with the key and the token", "[i
   CHECK(refused(json).empty());
 }
 
-TEST_CASE("BOS and EOS come from tokenizer_config.json, other config files or the template",
-          "[io]") {
+TEST_CASE("BOS and EOS come from tokenizer_config.json, other configs or the template", "[io]") {
   const TempDir dir;
   const Tokenizer alone = load(dir, byte_level_json());
   CHECK(alone.kind() == TokenizerKind::kTokenizerJson);
@@ -288,8 +285,7 @@ TEST_CASE("Generation stops at EOS and at every eos_token_id of the config", "[i
              contains_text("generation_config.json: 'eos_token_id' must be"));
 }
 
-TEST_CASE("A vocabulary larger than the model's is refused, an added token when a text has it",
-          "[io]") {
+TEST_CASE("A vocabulary beyond the model's is refused, an added token when it is encoded", "[io]") {
   const TempDir dir;
   write_file(dir / "tokenizer.json", byte_level_json().dump());
   CHECK_THAT(user_error_of([&] { Tokenizer::load(dir.path(), 5); }),
@@ -321,7 +317,7 @@ TEST_CASE("A tokenizer.json is preferred to a sentencepiece model", "[io]") {
   CHECK(moe::io::tokenizer_file(dir.path()) == dir / "tokenizer.json");
 }
 
-TEST_CASE("Added tokens are numbered in order, whatever their file says", "[io]") {
+TEST_CASE("Added tokens are numbered in order; their stored ids are ignored", "[io]") {
   Json json = byte_level_json();
   json["added_tokens"][5]["id"] = 99;
   CHECK(encode(json, "<s>x") == Ids{12});
@@ -372,7 +368,7 @@ TEST_CASE("A character of several tokens is returned when it is complete", "[io]
   CHECK(stream.finish().empty());
 }
 
-TEST_CASE("Returned text stays even if later bytes make its characters invalid", "[io]") {
+TEST_CASE("Returned text is kept even if later bytes make its characters invalid", "[io]") {
   Json json = byte_level_json();
   json["pre_tokenizer"] = nullptr;
   json["decoder"] = {{"type", "ByteFallback"}};

@@ -91,7 +91,7 @@ struct Emulator {
   void run_block(unsigned threads);
   bool release_warps(unsigned threads);
   bool release_block(unsigned threads);
-  void go_on(unsigned thread);
+  void resume(unsigned thread);
   void wait(State state);
 };
 
@@ -194,7 +194,7 @@ bool Emulator::release_block(unsigned threads) {
   return waits;
 }
 
-void Emulator::go_on(unsigned thread) {
+void Emulator::resume(unsigned thread) {
   current = thread;
   here.thread = {thread, 0, 0};
   is_running = true;
@@ -223,7 +223,7 @@ void Emulator::run_block(unsigned threads) {
       const bool is_ready = fibers[i].state == State::kReady;
       any_ready = any_ready || is_ready;
       if (is_ready && !warps[i / kLanes].is_late) {
-        go_on(i);
+        resume(i);
       }
     }
     const bool done = std::all_of(fibers.begin(), fibers.begin() + threads,

@@ -82,7 +82,7 @@ TEST_CASE("No text becomes markup of a page", "[base]") {
         count_of(make_page(page_of("plain")), "plain") - count_of(make_page(page_of("")), "plain"));
   CHECK(count_of(page, "<script>alert") == 0);
   CHECK(count_of(page, "<img") == 0);
-  CHECK(count_of(page, "<script") == 2);  // the data and the page's own
+  CHECK(count_of(page, "<script") == 2);  // the data and the page's script
   CHECK(count_of(page, "</script>") == 2);
   CHECK(count_of(page, "id=\"&lt;") == 6);
   const std::string title = drawn_data(page)["sections"][0]["panels"][0]["title"];

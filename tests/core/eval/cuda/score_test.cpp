@@ -9,8 +9,6 @@
 
 #include "tests/support/gpu.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::eval {
 namespace {

@@ -11,8 +11,7 @@
 #include "core/eval/formats/lines.h"
 #include "core/eval/formats/text.h"
 #include "core/eval/tasks/task.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
+#include "core/tokenizer/unicode.h"
 #include "tests/support/places.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
@@ -37,14 +36,10 @@ std::string complaint(const DocumentReader& read, const std::string& text,
   const TempDir folder;
   write_file(folder / "file", text);
   write_file(folder / "labels", labels);
-  std::string message = user_error_of([&] {
+  const std::string message = user_error_of([&] {
     read({folder / "file", folder / "labels"}, kAllDocuments);
   });
-  const std::string place = folder.path().string() + "/";
-  for (size_t at = message.find(place); at != std::string::npos; at = message.find(place)) {
-    message.erase(at, place.size());
-  }
-  return message;
+  return replace_all(message, folder.path().string() + "/", "");
 }
 
 const std::string kProblem = "\na\nSome context.\nWhich?\nA.one\nB.two\nC.three\nD.four\n";
@@ -113,8 +108,7 @@ TEST_CASE("CSV and JSON lines of equal records give equal documents", "[eval]") 
   CHECK(table[0].where.ends_with("a.csv line 2"));
 }
 
-TEST_CASE("a missing field, a wrong type and a wrong label are refused with file and line",
-          "[eval]") {
+TEST_CASE("missing fields, wrong types and wrong labels are refused by file and line", "[eval]") {
   const std::string good = R"({"q": "a", "choices": {"text": ["x"], "label": ["A"]}, "n": 1, )";
   const Schema two = {{"q"}, {"n", Kind::kInt}};
   struct Case {
@@ -147,21 +141,16 @@ TEST_CASE("a missing field, a wrong type and a wrong label are refused with file
 
 // Invalid benchmark files are refused with file and line.
 
-TEST_CASE("LogiQA reads Windows newlines, a byte-order mark, and a last line without newline",
-          "[eval]") {
+TEST_CASE("LogiQA reads Windows newlines, a BOM and a last line without newline", "[eval]") {
   const TempDir folder;
   write_file(folder / "t", "\xEF\xBB\xBF\r\nb\r\n3.5 m.\r\nWhy?\r\nA. one\r\nB.two\r\nC.x\r\nD.y.");
   const auto documents = read_logiqa({folder / "t"});
   REQUIRE(documents.size() == 1);
   CHECK(documents[0].fields.dump() ==
         R"({"label":"b","context":"3. 5 m.","question":"Why?","options":["one","two","x","y."]})");
-}
-
-TEST_CASE("the first two characters of LogiQA's options are removed", "[eval]") {
-  const TempDir folder;
+  // The first two characters of an option are removed.
   write_file(folder / "t", "a\nctx\nq\nA No.\nB? x\n\u00C9\u6709C\nD.");
-  const auto documents = read_logiqa({folder / "t"});
-  CHECK(documents.at(0).fields["options"].dump() == R"(["No.","x","C",""])");
+  CHECK(read_logiqa({folder / "t"}).at(0).fields["options"].dump() == R"(["No.","x","C",""])");
 }
 
 TEST_CASE("a broken file is refused with its line and the field", "[eval]") {
@@ -236,7 +225,9 @@ TEST_CASE("a broken file is refused with its line and the field", "[eval]") {
   CHECK(complaint(read_hellaswag, scene(R"("endings":["1","2","3","4"],"label":"3")")).empty());
 }
 
-TEST_CASE("strip() removes exactly Python's white space", "[eval]") {
+TEST_CASE("strip() removes exactly Python's white space and keeps invalid bytes", "[eval]") {
+  CHECK(strip("\xFF x \xE2\x82") == "\xFF x \xE2\x82");
+  CHECK(split_words("\xC3 \xA9") == std::vector<std::string>{"\xC3", "\xA9"});
   CHECK(strip("  a b \t\r\n") == "a b");
   CHECK(strip("\u00A0\u2003\u3000x\u2028\u0085") == "x");
   CHECK(strip("\x1C\x1F x") == "x");
@@ -297,19 +288,9 @@ class PythonsUnicode {
   }
 
   static std::string utf8(int64_t code) {
-    const auto byte = [&](int64_t bits, int shift) {
-      return static_cast<char>(bits | (code >> shift & 0x3F));
-    };
-    if (code < 0x80) {
-      return {static_cast<char>(code)};
-    }
-    if (code < 0x800) {
-      return {static_cast<char>(0xC0 | code >> 6), byte(0x80, 0)};
-    }
-    if (code < 0x10000) {
-      return {static_cast<char>(0xE0 | code >> 12), byte(0x80, 6), byte(0x80, 0)};
-    }
-    return {static_cast<char>(0xF0 | code >> 18), byte(0x80, 12), byte(0x80, 6), byte(0x80, 0)};
+    std::string text;
+    io::append_code_point(text, static_cast<char32_t>(code));
+    return text;
   }
 
   Json golden_ = read_json(test::source_folder() / "tests/golden/unicode.json");
@@ -360,11 +341,6 @@ TEST_CASE("begins_with_letter() accepts letters and their marks", "[eval]") {
        {"", "1", "\u0661", "_", ".", "\u2581", "\u20AC", "\U0001F600", "<0x0A>"}) {
     CHECK_FALSE(begins_with_letter(text));
   }
-}
-
-TEST_CASE("a byte that begins no character is kept", "[eval]") {
-  CHECK(strip("\xFF x \xE2\x82") == "\xFF x \xE2\x82");
-  CHECK(split_words("\xC3 \xA9") == std::vector<std::string>{"\xC3", "\xA9"});
 }
 
 TEST_CASE("replace_all() replaces once, from left to right", "[eval]") {

@@ -3,8 +3,6 @@
 #include <map>
 
 #include "core/eval/metrics/filters.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -24,31 +22,32 @@ std::map<std::string, double> compute(std::vector<std::string> choices, int64_t 
   return values;
 }
 
-TEST_CASE("acc takes the largest sum, acc_norm the largest sum per character", "[eval]") {
-  const auto metrics = compute({"ab", "abcdefghij"}, 1, {-4.0, -5.0});  // -2 and -0.5 a character
-  CHECK(metrics.at("acc") == 0.0);
-  CHECK(metrics.at("acc_norm") == 1.0);
-}
-
-TEST_CASE("characters are code points, not bytes", "[eval]") {
-  // "éééé" is 4 characters and 8 bytes: -1 a character loses to "abcde" with -0.9; by bytes -0.5
-  // would win.
-  CHECK(compute({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_norm") == 1.0);
-  CHECK(compute({"éééé", "abcde"}, 1, {-4.0, -4.5}).at("acc_bytes") == 0.0);
-  // This letter is two after NFKC; it counts as one.
-  CHECK(compute({"\xEF\xAC\x81", "ab"}, 0, {-1.5, -3.2}).at("acc_norm") == 1.0);
-}
-
-TEST_CASE("the first of equal sums wins, so identical choices favour the first", "[eval]") {
-  CHECK(compute({"same", "same", "x"}, 0, {-1.0, -1.0, -2.0}).at("acc") == 1.0);
-  CHECK(compute({"same", "same", "x"}, 1, {-1.0, -1.0, -2.0}).at("acc") == 0.0);
-  CHECK(compute({"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}).at("acc") == 1.0);
-}
-
-TEST_CASE("an empty choice may win acc but not acc_norm", "[eval]") {
-  const auto metrics = compute({"", "abc"}, 0, {-1.0, -9.0});
-  CHECK(metrics.at("acc") == 1.0);
-  CHECK(metrics.at("acc_norm") == 0.0);
+TEST_CASE("acc takes the largest sum, acc_norm per character, acc_bytes per byte", "[eval]") {
+  struct Case {
+    std::vector<std::string> choices;
+    int64_t gold;
+    std::vector<double> sums;
+    std::map<std::string, double> expected;
+  };
+  for (const auto& [choices, gold, sums, expected] : std::vector<Case>{
+           {{"ab", "abcdefghij"}, 1, {-4.0, -5.0}, {{"acc", 0}, {"acc_norm", 1}}},
+           // 4 characters (-1 each) and 8 bytes (-0.5 each), against -0.9.
+           {{"éééé", "abcde"}, 1, {-4.0, -4.5}, {{"acc_norm", 1}, {"acc_bytes", 0}}},
+           // A ligature, which is two letters after NFKC, counts as one character.
+           {{"\xEF\xAC\x81", "ab"}, 0, {-1.5, -3.2}, {{"acc_norm", 1}}},
+           // The first of equal sums is chosen.
+           {{"same", "same", "x"}, 0, {-1.0, -1.0, -2.0}, {{"acc", 1}}},
+           {{"same", "same", "x"}, 1, {-1.0, -1.0, -2.0}, {{"acc", 0}}},
+           {{"x", "same", "same"}, 1, {-2.0, -1.0, -1.0}, {{"acc", 1}}},
+           {{"", "abc"}, 0, {-1.0, -9.0}, {{"acc", 1}, {"acc_norm", 0}}},
+           // The gold index is no choice.
+           {{"a", "b"}, -1, {-1.0, -2.0}, {{"acc", 0}, {"acc_norm", 0}, {"exact_match", 0}}}}) {
+    CAPTURE(choices, gold);
+    const auto metrics = compute(choices, gold, sums);
+    for (const auto& [name, value] : expected) {
+      CHECK(metrics.at(name) == value);
+    }
+  }
 }
 
 TEST_CASE("the standard error is the sample standard deviation over the root of n", "[eval]") {
@@ -61,13 +60,6 @@ TEST_CASE("the standard error is the sample standard deviation over the root of 
   CHECK(mean.standard_error.value() == Approx(0.0917662935482247).epsilon(1e-12));
   CHECK_FALSE(compute_mean({1.0}).standard_error.has_value());
   CHECK(compute_mean({1.0, 1.0}).standard_error.value() == 0.0);
-}
-
-TEST_CASE("a gold index that is no choice counts as wrong", "[eval]") {
-  const auto metrics = compute({"a", "b"}, -1, {-1.0, -2.0});
-  CHECK(metrics.at("acc") == 0.0);
-  CHECK(metrics.at("acc_norm") == 0.0);
-  CHECK(metrics.at("exact_match") == 0.0);
 }
 
 TEST_CASE("F1 over three classes is the mean of each against the rest", "[eval]") {

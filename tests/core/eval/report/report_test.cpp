@@ -12,15 +12,13 @@
 #include "core/eval/report/task_report.h"
 #include "core/eval/tasks/tasks.h"
 #include "core/io/output_checks.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
 
 TaskReport two_questions() {
   const auto is_arc_easy = [](const Task& task) { return task.name == "arc_easy"; };
@@ -79,6 +77,13 @@ TaskReport report_of(const std::vector<double>& values) {
   }
   report.values["acc"] = values;
   return report;
+}
+
+// Returns a callback that appends "metric mean of questions".
+auto append_to(std::vector<std::string>& reports) {
+  return [&reports](const std::string& metric, double mean, int64_t questions) {
+    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
+  };
 }
 
 std::string log_line(int doc_id, double acc, const std::string& target = "1") {
@@ -210,22 +215,20 @@ TEST_CASE("a report replaces files only with force, and leaves no partial file",
   const auto files = report_files(out, {report.tasks[0].loaded});
   io::check_output(files, false);
   write_report(report, out);
-  CHECK(OrderedJson::parse(test::read_file(out / "results.json")) == results_json(report));
-  CHECK(test::read_file(out / "samples_arc_easy.jsonl") == samples_jsonl(report.tasks[0]));
+  CHECK(OrderedJson::parse(read_file(out / "results.json")) == results_json(report));
+  CHECK(read_file(out / "samples_arc_easy.jsonl") == samples_jsonl(report.tasks[0]));
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);  // nothing partial
-  CHECK_THAT(test::user_error_of([&] { io::check_output(files, false); }),
-             test::contains_text((out / "results.json").string()));
+  CHECK_THAT(user_error_of([&] { io::check_output(files, false); }),
+             contains_text((out / "results.json").string()));
   io::check_output(files, true);
   write_report(report, out);
   CHECK(std::distance(std::filesystem::directory_iterator(out), {}) == 3);
 }
 
-TEST_CASE("a question counts when its last choice is answered, in any order", "[eval]") {
+TEST_CASE("a question counts once all its choices are scored, in any order", "[eval]") {
   const LoadedTask loaded = two_questions({"acc"});
   std::vector<std::string> reports;
-  RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
-    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
-  });
+  RunningAccuracy running(loaded, append_to(reports));
   running.add({3, 0}, scores_of({-1, 0, 0, -9}));
   CHECK(reports.empty());
   running.add({1}, scores_of({-1, -2, 0, -9}));  // b is right, a is chosen
@@ -251,9 +254,7 @@ TEST_CASE("generated answers are scored as they complete", "[eval]") {
     loaded.questions.push_back(question);
   }
   std::vector<std::string> reports;
-  RunningAccuracy running(loaded, [&](const std::string& metric, double mean, int64_t questions) {
-    reports.push_back(fmt::format("{} {} of {}", metric, mean, questions));
-  });
+  RunningAccuracy running(loaded, append_to(reports));
   running.add_generated(0, "a, I think");
   running.add_generated(1, "c");
   CHECK((reports == std::vector<std::string>{"exact_match 1 of 1", "exact_match 0.5 of 2"}));
@@ -364,10 +365,10 @@ TEST_CASE("McNemar's exact test sums both tails of the binomial distribution", "
 
 TEST_CASE("differences are paired by question, and listed", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "model/samples_t_2024-05-01T10-00-00.jsonl",
-                   log_line(0, 1) + log_line(1, 0) + log_line(2, 1) + log_line(9, 1));
-  test::write_file(folder / "model/samples_t_2023-05-01T10-00-00.jsonl", log_line(0, 0));
-  test::write_file(folder / "model/samples_t_other.jsonl", log_line(0, 0));
+  write_file(folder / "model/samples_t_2024-05-01T10-00-00.jsonl",
+             log_line(0, 1) + log_line(1, 0) + log_line(2, 1) + log_line(9, 1));
+  write_file(folder / "model/samples_t_2023-05-01T10-00-00.jsonl", log_line(0, 0));
+  write_file(folder / "model/samples_t_other.jsonl", log_line(0, 0));
   const OtherRun other = read_run(folder.path(), {"t", "absent"});
   REQUIRE(other.size() == 1);
   const auto differences = compare(report_of({1, 1, 0, 1}), other.at("t"));
@@ -400,15 +401,15 @@ TEST_CASE("values between 0 and 1 get a paired normal test", "[eval]") {
 TEST_CASE("another file of questions, and a folder without logs, are refused", "[eval]") {
   const TempDir folder;
   const auto error = [](const std::filesystem::path& run) {
-    return test::user_error_of([&] { read_run(run, {"t", "u"}); });
+    return user_error_of([&] { read_run(run, {"t", "u"}); });
   };
-  CHECK_THAT(error(folder / "x"), test::contains_text("--against " + (folder / "x").string()));
-  CHECK_THAT(error(folder.path()), test::contains_text("t, u"));
+  CHECK_THAT(error(folder / "x"), contains_text("--against " + (folder / "x").string()));
+  CHECK_THAT(error(folder.path()), contains_text("t, u"));
   const OtherTask other = {{0, {"2", {{"acc", 1.0}}}}};
-  CHECK_THAT(test::user_error_of([&] { compare(report_of({1}), other); }),
-             test::contains_text("question 0 of t") && test::contains_text("'2'"));
-  test::write_file(folder / "samples_t.jsonl", "{\"doc_id\": \"x\"}\n");
-  CHECK_THAT(error(folder.path()), test::contains_text("samples_t.jsonl line 1: 'doc_id'"));
+  CHECK_THAT(user_error_of([&] { compare(report_of({1}), other); }),
+             contains_text("question 0 of t") && contains_text("'2'"));
+  write_file(folder / "samples_t.jsonl", "{\"doc_id\": \"x\"}\n");
+  CHECK_THAT(error(folder.path()), contains_text("samples_t.jsonl line 1: 'doc_id'"));
 }
 
 }  // namespace

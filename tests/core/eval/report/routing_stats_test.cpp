@@ -5,11 +5,8 @@
 #include <numeric>
 
 #include "core/eval/evaluate.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -143,8 +140,7 @@ TEST_CASE("sums over tasks, over sources and over the vocabulary equal the total
   }
 }
 
-TEST_CASE("counts of a source equal those of its requests run alone, if no capacity is shared",
-          "[eval]") {
+TEST_CASE("without a capacity, counts of a source equal those of its requests alone", "[eval]") {
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   const std::string a =
@@ -185,7 +181,7 @@ TEST_CASE("gold counts the context with the right answer only", "[eval]") {
   CHECK(Json(json["task"][0]["gold"]["layers"]) == alone["layers"]);
 }
 
-TEST_CASE("texts give their routing by token, complete words counted", "[eval]") {
+TEST_CASE("texts give the routing and the complete words of each token", "[eval]") {
   const TempDir folder;
   write_mixture(folder / "moe", "topp:0.4");
   const std::string story = "Once upon a time, there was a little girl. A girl, a cat and a dog.";
@@ -204,21 +200,16 @@ TEST_CASE("texts give their routing by token, complete words counted", "[eval]")
       const PieceShape next =
           i + 1 < ids.size() ? piece_shape(tokenizer.piece(ids[i + 1])) : PieceShape();
       count += ids[i] == entry.id;
-      complete += ids[i] == entry.id && entry.piece.starts_with("\xE2\x96\x81") &&
+      complete += ids[i] == entry.id && entry.piece.starts_with("\u2581") &&
                   (next.starts_word || !next.starts_letter);
     }
     CHECK(entry.count == count);
     CHECK(entry.complete == complete);
     CHECK(entry.rows >= count * static_cast<int64_t>(stats.layers.size()));  // top-p: one or more
   }
-  const auto a = std::find_if(stats.tokens.vocabulary.begin(), stats.tokens.vocabulary.end(),
-                              [](const auto& entry) {
-                                return entry.piece ==
-                                       "\xE2\x96\x81"
-                                       "a";
-                              });
-  REQUIRE(a != stats.tokens.vocabulary.end());
-  CHECK(a->complete > 0);
+  CHECK(std::any_of(
+      stats.tokens.vocabulary.begin(), stats.tokens.vocabulary.end(),
+      [](const auto& entry) { return entry.piece == "\u2581a" && entry.complete > 0; }));
 }
 
 TEST_CASE("a piece begins a word, a letter or neither", "[eval]") {
@@ -250,8 +241,7 @@ TEST_CASE("unknown words of --stats-by are refused with the nearest", "[eval]") 
              contains_text("'tokens'") && contains_text("'token'"));
 }
 
-TEST_CASE("a statistics file that exists or cannot be written is refused before anything runs",
-          "[eval]") {
+TEST_CASE("a statistics file that exists or cannot be written is refused", "[eval]") {
   const TempDir folder;
   const std::filesystem::path there = folder / "there.json";
   write_file(there, "x");

@@ -4,11 +4,9 @@
 
 #include <ATen/Parallel.h>
 
+#include "core/base/text.h"
 #include "core/eval/scoring/score.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -40,8 +38,7 @@ TextEncoder byte_encoder(int64_t window, bool adds_bos = false) {
           adds_bos, window};
 }
 
-TEST_CASE("context and continuation are encoded as one text and split behind the context",
-          "[eval]") {
+TEST_CASE("context and continuation are encoded as one text, then split", "[eval]") {
   struct Case {
     const char *name, *context, *continuation;
     Tokens tokens;
@@ -137,16 +134,9 @@ TEST_CASE("several threads give the requests of one, and the first error", "[eva
 }
 
 TEST_CASE("a context without tokens becomes the prefix token", "[eval]") {
-  const TextEncoder no_hash{[](std::string_view text) {
-                              Tokens tokens;
-                              for (const char c : text) {
-                                if (c != '#') {
-                                  tokens.push_back(static_cast<unsigned char>(c));
-                                }
-                              }
-                              return tokens;
-                            },
-                            2, "</s>", false, 100};
+  const TextEncoder no_hash{
+      [](std::string_view text) { return bytes_with_merge(replace_all(text, "#", "")); }, 2, "</s>",
+      false, 100};
   const Request request = encode_requests(no_hash, {{"##", "yz", ""}}).front();
   CHECK(request.tokens == Tokens{2, 'y', 'z'});
   CHECK(request.scored == 2);
@@ -162,7 +152,7 @@ TEST_CASE("an empty choice after a space has a token in LLaMA's tokenizer", "[ev
   CHECK(llama.prefix_text == "<s>");
 }
 
-TEST_CASE("texts that normalization would change are split behind the context", "[eval]") {
+TEST_CASE("texts that normalization would change are split after the context", "[eval]") {
   const auto tokenizer = io::Tokenizer::load(tiny_model_folder(), 0);
   const TextEncoder llama = make_encoder(tokenizer, true, 2048);
   const std::string context = "Ｆｕｌｌ ﬁ ① e\u0301";  // full-width, ligature, circled, combining
@@ -192,11 +182,10 @@ TEST_CASE("request files name the line that is wrong", "[eval]") {
   const TempDir folder;
   const auto file = folder / "r.jsonl";
   write_file(file, "{\"context\": \"a\", \"continuation\": \" b\"}\n\n{\"context\": \"a\"}\n");
-  const std::string message = user_error_of([&] { read_text_pairs(file); });
-  CHECK(message.find("r.jsonl line 3") != std::string::npos);
-  CHECK(message.find("continuation") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { read_text_pairs(file); }),
+             contains_text("r.jsonl line 3") && contains_text("continuation"));
   write_file(file, "{\"context\": \"a\", \"continuation\": \" b\"}\n{\"context\": \"a\", \"cont");
-  CHECK(user_error_of([&] { read_text_pairs(file); }).find("r.jsonl line 2") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { read_text_pairs(file); }), contains_text("r.jsonl line 2"));
 }
 
 // Raw text cut into windows, each with the next token and the source.
@@ -215,20 +204,15 @@ TEST_CASE("a text is cut into windows, each with the first token of the next as 
   const std::vector<Request> with_bos =
       read_text_windows({folder / "a.txt"}, byte_encoder(8, true), kEnd, std::nullopt);
   CHECK(with_bos.at(0).tokens == Tokens{1, 'a', 'b', 'c', 'd', 'e', kEnd});
-}
-
-TEST_CASE("no window is longer than 2048 tokens", "[eval]") {
-  const TempDir folder;
   write_file(folder / "a.txt", std::string(5000, 'a'));
-  const std::vector<Request> windows =
+  const std::vector<Request> longest =
       read_text_windows({folder / "a.txt"}, byte_encoder(1 << 20), kEnd, std::nullopt);
-  REQUIRE(windows.size() == 3);
-  CHECK(windows[0].inputs() == 2048);
-  CHECK(windows[2].inputs() == 5000 - 2 * 2048);
+  REQUIRE(longest.size() == 3);
+  CHECK(longest[0].inputs() == 2048);  // the limit of a window
+  CHECK(longest[2].inputs() == 5000 - 2 * 2048);
 }
 
-TEST_CASE("the source of a text is that of its record, else its file; a limit counts texts",
-          "[eval]") {
+TEST_CASE("the source of a text is in its record, else its file; a limit counts texts", "[eval]") {
   const TempDir folder;
   write_file(folder / "a.jsonl",
              "{\"text\": \"ab\", \"source\": \"books\"}\n{\"text\": \"c\"}\n"

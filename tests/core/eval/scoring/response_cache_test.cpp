@@ -2,7 +2,6 @@
 #include "core/eval/scoring/response_cache.h"
 
 #include "tests/core/eval/scoring/score_world.h"
-#include "tests/support/catch.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -85,23 +84,20 @@ TEST_CASE("another routing, group, token or model does not hit the cache", "[eva
   const io::Digest model = model_digest(world.checkpoint);
   const auto file = world.folder / "cache";
   const ScoreSettings settings = settings_of("top1:cf=1");
-  {
-    ResponseCache cache(file, model);
-    run(world.llama, requests, settings, cache);
-  }
-  const auto recalled = [&](const ScoreSettings& other, const std::vector<Request>& asked,
-                            const io::Digest& digest) {
+  const auto count_hits = [&](const ScoreSettings& other, const std::vector<Request>& asked,
+                              const io::Digest& digest) {
     ResponseCache cache(file, digest);
     run(world.llama, asked, other, cache);
     return cache.hits();
   };
+  CHECK(count_hits(settings, requests, model) == 0);
   const auto changed = [&](auto change) {
     ScoreSettings other = settings;
     change(other);
-    return recalled(other, requests, model);
+    return count_hits(other, requests, model);
   };
-  CHECK(recalled(settings_of("top1:cf=2"), requests, model) == 0);
-  CHECK(recalled(settings_of("top1+ir:cf=1"), requests, model) == 0);
+  CHECK(count_hits(settings_of("top1:cf=2"), requests, model) == 0);
+  CHECK(count_hits(settings_of("top1+ir:cf=1"), requests, model) == 0);
   CHECK(changed([](auto& s) { s.routing.ep_ranks = 4; }) == 0);
   CHECK(changed([](auto& s) { s.routing.gate_scale = 2.0; }) == 0);
   CHECK(changed([](auto& s) { s.group_tokens = 10000; }) == 0);
@@ -109,14 +105,14 @@ TEST_CASE("another routing, group, token or model does not hit the cache", "[eva
   for (auto& request : target) {
     request.tokens.back() ^= 1;
   }
-  CHECK(recalled(settings, target, model) == 0);
+  CHECK(count_hits(settings, target, model) == 0);
   auto scored = requests;
   for (auto& request : scored) {
     request.scored = 1;
   }
-  CHECK(recalled(settings, scored, model) == 0);
-  CHECK(recalled(settings, requests, io::Digest{1, 2}) == 0);
-  CHECK(recalled(settings, requests, model) == 12);
+  CHECK(count_hits(settings, scored, model) == 0);
+  CHECK(count_hits(settings, requests, io::Digest{1, 2}) == 0);
+  CHECK(count_hits(settings, requests, model) == 12);
 }
 
 TEST_CASE("a model's digest follows its weights and its configuration, not its name", "[eval]") {
@@ -136,7 +132,7 @@ TEST_CASE("a model's digest follows its weights and its configuration, not its n
   CHECK_FALSE(compute_digest("c") == before);  // the file was written again
 }
 
-TEST_CASE("generated answers are cached by prompt and stop words", "[eval]") {
+TEST_CASE("generated answers are cached by prompt, stop words and precision", "[eval]") {
   const TempDir folder;
   Generation generation;
   generation.until = {"\n"};
@@ -146,30 +142,18 @@ TEST_CASE("generated answers are cached by prompt and stop words", "[eval]") {
     cache.store_answer({1, 2, 3}, generation, "line\n\"quoted\" \u00e9");
     cache.store_answer({4}, generation, "\xff");  // not UTF-8: not stored
   }
-  ResponseCache cache(folder / "cache", {1, 2});
-  cache.use({});
-  CHECK(cache.find_answer({1, 2, 3}, generation) == "line\n\"quoted\" \u00e9");
-  CHECK_FALSE(cache.find_answer({4}, generation));
-  CHECK_FALSE(cache.find_answer({1, 2}, generation));
-  generation.until = {"."};
-  CHECK_FALSE(cache.find_answer({1, 2, 3}, generation));
-}
-
-TEST_CASE("responses of another precision do not hit the cache", "[eval]") {
-  const TempDir folder;
-  const auto find = [&](const std::string& computed) {
+  const auto find = [&](const std::vector<int64_t>& prompt, const std::string& computed) {
     ResponseCache cache(folder / "cache", {1, 2}, computed);
     cache.use({});
-    return cache.find_answer({1}, {});
+    return cache.find_answer(prompt, generation);
   };
-  {
-    ResponseCache cache(folder / "cache", {1, 2});
-    cache.use({});
-    cache.store_answer({1}, {}, "yes");
-  }
-  CHECK(find("float32 cpu") == "yes");
-  CHECK_FALSE(find("bfloat16 cpu"));
-  CHECK_FALSE(find("float32 cuda"));
+  CHECK(find({1, 2, 3}, "float32 cpu") == "line\n\"quoted\" \u00e9");
+  CHECK_FALSE(find({4}, "float32 cpu"));
+  CHECK_FALSE(find({1, 2}, "float32 cpu"));
+  CHECK_FALSE(find({1, 2, 3}, "bfloat16 cpu"));
+  CHECK_FALSE(find({1, 2, 3}, "float32 cuda"));
+  generation.until = {"."};
+  CHECK_FALSE(find({1, 2, 3}, "float32 cpu"));
 }
 
 TEST_CASE("invalid lines of the cache are ignored", "[eval]") {

@@ -10,7 +10,6 @@
 #include "core/eval/scoring/forwards.h"
 #include "core/eval/scoring/generate_until.h"
 #include "tests/core/eval/scoring/score_world.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
 #include "tests/support/rank_threads.h"
 #include "tests/support/time_limit.h"
@@ -108,20 +107,12 @@ bool are_same(const Outputs& a, const Outputs& b) {
          same(a.scores, b.scores);
 }
 
-TextEncoder bytes_encoder(int64_t window) {
-  TextEncoder encoder;
-  encoder.encode = [](std::string_view text) {
-    return std::vector<int64_t>(text.begin(), text.end());
-  };
-  encoder.prefix_id = 1;
-  encoder.prefix_text = "<s>";
-  encoder.adds_bos = true;
-  encoder.window = window;
-  return encoder;
+TextEncoder bytes_encoder(int64_t window, bool adds_bos = true) {
+  return {[](std::string_view text) { return std::vector<int64_t>(text.begin(), text.end()); }, 1,
+          "<s>", adds_bos, window};
 }
 
-TEST_CASE("without a capacity scores equal those of single requests, for any batch size",
-          "[eval]") {
+TEST_CASE("without a capacity, any batch size gives the scores of single requests", "[eval]") {
   const auto requests = random_requests(40);
   for (const model::Llama& llama : {dense(), mixture("top2:cf=inf")}) {
     const auto slow = score_slowly(llama, requests);
@@ -298,8 +289,8 @@ TEST_CASE("weights that are not finite throw UserError", "[eval]") {
   const TempDir folder;
   test::write_tiny_checkpoint(folder / "dense", {.std = 1e38});
   const auto llama = model::Llama::load(io::Checkpoint(folder / "dense"));
-  const std::string message = test::user_error_of([&] { score(llama, random_requests(1), {}); });
-  CHECK(message.find("NaN, infinity or very large values") != std::string::npos);
+  CHECK_THAT(user_error_of([&] { score(llama, random_requests(1), {}); }),
+             contains_text("NaN, infinity or very large values"));
 }
 
 void check_losses(const std::filesystem::path& folder, const std::filesystem::path& file) {
@@ -385,7 +376,7 @@ TEST_CASE("ranks with different requests are refused", "[eval]") {
   CHECK(errors[0] == errors[1]);
 }
 
-TEST_CASE("values of the ranks are returned in the order of the ranks", "[eval]") {
+TEST_CASE("gather_generated() returns the values in rank order", "[eval]") {
   const TimeLimit limit(kSeconds);
   std::vector<std::vector<std::string>> all(3);
   run_as_threads(3, [&](distributed::Comm& comm) {
@@ -402,29 +393,25 @@ TEST_CASE("values of the ranks are returned in the order of the ranks", "[eval]"
 
 // Generated answers: stop words and the prompt's share of the window.
 
-TEST_CASE("an answer ends before the first stop word, one word after the other", "[eval]") {
+TEST_CASE("an answer is cut before each stop word in turn", "[eval]") {
   CHECK(truncate_at_stop_words("a Q: b </s> c", {"</s>", "Q:"}) == "a ");
   CHECK(truncate_at_stop_words("abc", {"x", ""}) == "abc");
   CHECK(truncate_at_stop_words("Q: a", {"Q:"}).empty());
 }
 
-TEST_CASE("BOS first, a prompt is cut from the left so that the answer fits", "[eval]") {
+TEST_CASE("a prompt is cut from the left to leave room for the answer", "[eval]") {
   Generation generation;
   generation.max_tokens = 4;
   CHECK((encode_prompt(bytes_encoder(8), generation, "abc") ==
          std::vector<int64_t>{1, 'a', 'b', 'c'}));
   CHECK((encode_prompt(bytes_encoder(8), generation, "abcde") ==
          std::vector<int64_t>{'b', 'c', 'd', 'e'}));
-  TextEncoder without = bytes_encoder(8);
-  without.adds_bos = false;
-  CHECK((encode_prompt(without, generation, "") == std::vector<int64_t>{1}));
-  CHECK(test::user_error_of([&] {
-          encode_prompt(bytes_encoder(4), generation, "a");
-        }).find("4 tokens") != std::string::npos);
+  CHECK((encode_prompt(bytes_encoder(8, false), generation, "") == std::vector<int64_t>{1}));
+  CHECK_THAT(user_error_of([&] { encode_prompt(bytes_encoder(4), generation, "a"); }),
+             contains_text("4 tokens"));
 }
 
-TEST_CASE("StopWords finds the words that the last token completes, in texts of any length",
-          "[eval]") {
+TEST_CASE("StopWords finds words that the last token completes, in any text length", "[eval]") {
   const io::Tokenizer tokenizer = io::Tokenizer::load(test::tiny_model_folder(), 1024);
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"once upon", "", "\n\n", " Q"}, {"p ", "nQ"}}) {

@@ -8,8 +8,6 @@
 
 #include "core/eval/scoring/score.h"
 #include "tests/support/mixture.h"
-#include "tests/support/temp_dir.h"
-#include "tests/support/tiny_checkpoint.h"
 
 namespace moe::eval {
 

@@ -3,20 +3,29 @@
 
 #include "core/eval/tasks/prompt_template.h"
 #include "core/eval/tasks/tasks.h"
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
 using Strings = std::vector<std::string>;
+using test::contains_text;
 using test::user_error_of;
 
 Question question_of(const std::string& task, size_t index = 0) {
   CAPTURE(task);
   return load_tasks({task}, test::bench_folder(), std::nullopt).at(0).questions.at(index);
+}
+
+// Checks a question of a task; empty `choices` are not compared.
+void check_question(const std::string& task, int64_t gold, const Strings& choices,
+                    const std::string& context, size_t index = 0) {
+  const Question question = question_of(task, index);
+  CAPTURE(task);
+  CHECK(question.context == context);
+  CHECK((choices.empty() || question.choices == choices));
+  CHECK(question.gold == gold);
 }
 
 Task letters_task(ShotRule rule) {
@@ -51,48 +60,35 @@ const OrderedJson kDocument = {{"q", " Why? "},
 std::string fill(const std::string& text) { return PromptTemplate(text)(kDocument); }
 
 TEST_CASE("LogiQA, ARC, PIQA, HellaSwag: options, labels, cleaned text", "[eval]") {
-  const Question logiqa = question_of("logiqa");
-  CHECK(logiqa.context ==
-        "Passage: Every cat in the house is grey.  Mia is a cat in the house.\n"
-        "Question: Which of the following follows?\nChoices:\nA. Mia is white.\nB. Mia is grey.\n"
-        "C. Every grey animal is a cat.\nD. No cat is grey.\nAnswer:");
-  CHECK(logiqa.choices.at(1) == "Mia is grey.");
-  CHECK(logiqa.gold == 1);
-  const Question arc = question_of("arc_easy", 2);
-  CHECK(arc.context == "Question: Which of these is a metal?\nAnswer:");
-  CHECK(arc.choices == Strings{"wood", "glass", "iron"});
-  CHECK(arc.gold == 2);  // its labels are 1, 2, 3
-  const Question piqa = question_of("piqa");
-  CHECK(piqa.context == "Question: keep bread fresh\nAnswer:");
-  CHECK(piqa.choices == Strings{"Put it in the sun.", "Put it in a box."});
-  CHECK(piqa.gold == 1);
-  const Question hellaswag = question_of("hellaswag");
-  CHECK(hellaswag.context == "Baking: A man stirs a bowl. He");
-  CHECK(hellaswag.choices.at(1) == "adds an egg.");
-  CHECK(hellaswag.gold == 1);
+  check_question(
+      "logiqa", 1,
+      {"Mia is white.", "Mia is grey.", "Every grey animal is a cat.", "No cat is grey."},
+      "Passage: Every cat in the house is grey.  Mia is a cat in the house.\n"
+      "Question: Which of the following follows?\nChoices:\nA. Mia is white.\nB. Mia is grey.\n"
+      "C. Every grey animal is a cat.\nD. No cat is grey.\nAnswer:");
+  // The labels are 1, 2, 3.
+  check_question("arc_easy", 2, {"wood", "glass", "iron"},
+                 "Question: Which of these is a metal?\nAnswer:", 2);
+  check_question("piqa", 1, {"Put it in the sun.", "Put it in a box."},
+                 "Question: keep bread fresh\nAnswer:");
+  check_question("hellaswag", 1, {}, "Baking: A man stirs a bowl. He");
+  CHECK(question_of("hellaswag").choices.at(1) == "adds an egg.");
 }
 
 TEST_CASE("BoolQ, CB, RTE, WiC: the passage, a question, a word", "[eval]") {
-  const Question boolq = question_of("boolq");
-  CHECK(boolq.context ==
-        "Old mill -- The mill by the river grinds flour to this day.\n"
-        "Question: is the mill still in use?\nAnswer:");
-  CHECK(boolq.choices == Strings{"no", "yes"});
-  CHECK(boolq.gold == 1);
-  const Question cb = question_of("cb");
-  CHECK(cb.context ==
-        "Ann looked at the sky. Did she believe it would rain?\n"
-        "Question: It would rain. True, False, or Neither?\nAnswer:");
-  CHECK(cb.choices == Strings{"True", "False", "Neither"});
-  CHECK(cb.gold == 1);  // contradiction
+  check_question("boolq", 1, {"no", "yes"},
+                 "Old mill -- The mill by the river grinds flour to this day.\n"
+                 "Question: is the mill still in use?\nAnswer:");
+  check_question("cb", 1, {"True", "False", "Neither"},  // 1: contradiction
+                 "Ann looked at the sky. Did she believe it would rain?\n"
+                 "Question: It would rain. True, False, or Neither?\nAnswer:");
   const Question rte = question_of("sglue_rte");
   CHECK(rte.context.ends_with("\nQuestion: The bridge fell. True or False?\nAnswer:"));
   CHECK(rte.gold == 1);
-  const Question wic = question_of("wic");
-  CHECK(wic.context ==
-        "Sentence 1: We sat on the bank of the river.\nSentence 2: The banks close at noon.\n"
-        "Question: Is the word 'bank' used in the same way in the two sentences above?\nAnswer:");
-  CHECK(wic.gold == 0);
+  check_question(
+      "wic", 0, {},
+      "Sentence 1: We sat on the bank of the river.\nSentence 2: The banks close at noon.\n"
+      "Question: Is the word 'bank' used in the same way in the two sentences above?\nAnswer:");
 }
 
 TEST_CASE("COPA: the full stop is removed, the continuation has two spaces", "[eval]") {
@@ -144,22 +140,16 @@ TEST_CASE("TruthfulQA: six examples, the right answer first", "[eval]") {
 }
 
 TEST_CASE("CommonsenseQA, OpenBookQA, MMLU: letters, a bare stem, a description", "[eval]") {
-  const Question commonsense = question_of("commonsense_qa");
-  CHECK(commonsense.context ==
-        "Question: Where would you look for a spoon?\n"
-        "A. a field\nB. a cloud\nC. a kitchen\nD. a well\nE. a nest\nAnswer:");
-  CHECK(commonsense.choices == Strings{"A", "B", "C", "D", "E"});
-  CHECK(commonsense.gold == 2);
-  CHECK(commonsense.target == "C");
-  const Question openbook = question_of("openbookqa");
-  CHECK(openbook.context == "A candle gives");
-  CHECK(openbook.choices == Strings{"rain", "light", "wool", "salt"});
-  const Question mmlu = question_of("mmlu_abstract_algebra");
-  CHECK(mmlu.context ==
-        "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
-        "What is the order of 2 in the group Z_6, with addition?\n"
-        "A. 1\nB. 3\nC. 2\nD. 6\nAnswer:");
-  CHECK(mmlu.gold == 1);
+  check_question("commonsense_qa", 2, {"A", "B", "C", "D", "E"},
+                 "Question: Where would you look for a spoon?\n"
+                 "A. a field\nB. a cloud\nC. a kitchen\nD. a well\nE. a nest\nAnswer:");
+  CHECK(question_of("commonsense_qa").target == "C");
+  check_question("openbookqa", 1, {"rain", "light", "wool", "salt"}, "A candle gives");
+  check_question(
+      "mmlu_abstract_algebra", 1, {},
+      "The following are multiple choice questions (with answers) about abstract algebra.\n\n"
+      "What is the order of 2 in the group Z_6, with addition?\n"
+      "A. 1\nB. 3\nC. 2\nD. 6\nAnswer:");
 }
 
 TEST_CASE("WinoGrande scores the text after the blank, LAMBADA the last word", "[eval]") {
@@ -230,16 +220,15 @@ TEST_CASE("a pool that may contain the question draws one more and omits the que
 TEST_CASE("a pool that is too small and a wrong label in it are refused", "[eval]") {
   const Task task = letters_task({ShotRule::Sampler::kRandom, true, 0, false});
   const auto pool = pool_of(3);
-  CHECK_THAT(test::user_error_of([&] { ShotSampler(task, pool, 3); }),
-             test::contains_text("f line 1 has 3") && test::contains_text("--num-fewshot"));
-  CHECK_THAT(test::user_error_of([&] {
+  CHECK_THAT(user_error_of([&] { ShotSampler(task, pool, 3); }),
+             contains_text("f line 1 has 3") && contains_text("--num-fewshot"));
+  CHECK_THAT(user_error_of([&] {
                format_shot(task, {{{"q", 1}, {"label", 2}}, "f line 9"});
              }),
-             test::contains_text("f line 9: ") && test::contains_text("number 2"));
+             contains_text("f line 9: ") && contains_text("number 2"));
 }
 
-TEST_CASE("an example of a single continuation is delimited, the question itself is not",
-          "[eval]") {
+TEST_CASE("a few-shot example of one continuation is delimited, the question is not", "[eval]") {
   Task task = letters_task({});
   task.output = OutputType::kLogLikelihood;
   task.target = [](const OrderedJson&) -> Target { return {std::nullopt, " word"}; };
@@ -291,7 +280,7 @@ TEST_CASE("a missing field, entry or value is named with its placeholder", "[eva
         std::pair("{{choices.label.index(q)}}", R"(" Why? " is not in ["A", "B"])")}) {
     const std::string message = user_error_of([text = hole] { fill(text); });
     CHECK(message.starts_with("'" + std::string(hole) + "' line 1 column "));
-    CHECK_THAT(message, test::contains_text(fact));
+    CHECK_THAT(message, contains_text(fact));
   }
   CHECK(fill("{{ 'no' if missing is not defined }}") == "no");
 }

@@ -3,20 +3,21 @@
 
 #include "core/eval/tasks/task.h"
 #include "core/eval/tasks/tasks.h"
-#include "tests/support/catch.h"
-#include "tests/support/matchers.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
 namespace {
 
-using test::TempDir;
+using namespace moe::test;
+
+LoadedTask load_one(const std::filesystem::path& file, const TaskOptions& options = {}) {
+  return load_tasks({file.string()}, "", std::nullopt, options).at(0);
+}
 
 std::string complaint(const TempDir& folder, const std::string& name, const std::string& text) {
-  test::write_file(folder / name, text);
-  const std::string message =
-      test::user_error_of([&] { load_tasks({(folder / name).string()}, "", std::nullopt); });
+  write_file(folder / name, text);
+  const std::string message = user_error_of([&] { load_one(folder / name); });
   const std::string place = folder.path().string() + "/";
   return message.starts_with(place) ? message.substr(place.size()) : message;
 }
@@ -35,21 +36,20 @@ const std::string kToml =
 
 TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "t.toml", kToml);
-  test::write_file(folder / "capitals.jsonl",
-                   "{\"q\": \"France? \", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": 0}\n"
-                   "{\"q\": \"Italy?\", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": \"Rome\"}\n");
-  test::write_file(folder / "shots.csv", "q,a,b,label\nSpain?,Madrid,Oslo,0\n");
-  const auto loaded = load_tasks({(folder / "t.toml").string()}, "", std::nullopt, {{}, 1});
-  REQUIRE(loaded.size() == 1);
-  CHECK(loaded[0].task.name == "capitals");
-  CHECK(loaded[0].task.version == 1.5);
-  CHECK(loaded[0].task.metrics[1].name == "acc_bytes");
-  REQUIRE(loaded[0].questions.size() == 2);
-  CHECK(loaded[0].questions[0].context == "Cities.\n\nQ: Spain?\nA: Madrid\n\nQ: France?\nA:");
-  CHECK(loaded[0].questions[0].gold == 0);
-  CHECK(loaded[0].questions[1].gold == 1);  // by its text
-  CHECK(loaded[0].questions[1].target == "Rome");
+  write_file(folder / "t.toml", kToml);
+  write_file(folder / "capitals.jsonl",
+             "{\"q\": \"France? \", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": 0}\n"
+             "{\"q\": \"Italy?\", \"a\": \"Paris\", \"b\": \"Rome\", \"label\": \"Rome\"}\n");
+  write_file(folder / "shots.csv", "q,a,b,label\nSpain?,Madrid,Oslo,0\n");
+  const LoadedTask loaded = load_one(folder / "t.toml", {{}, 1});
+  CHECK(loaded.task.name == "capitals");
+  CHECK(loaded.task.version == 1.5);
+  CHECK(loaded.task.metrics[1].name == "acc_bytes");
+  REQUIRE(loaded.questions.size() == 2);
+  CHECK(loaded.questions[0].context == "Cities.\n\nQ: Spain?\nA: Madrid\n\nQ: France?\nA:");
+  CHECK(loaded.questions[0].gold == 0);
+  CHECK(loaded.questions[1].gold == 1);  // by its text
+  CHECK(loaded.questions[1].target == "Rome");
   TaskOptions options = {{}, 1, "Brief.", [](const Messages& messages) {
                            std::string text;
                            for (const Message& message : messages) {
@@ -58,8 +58,8 @@ TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
                            return text;
                          }};
   const auto question = [&](const std::string& more) {
-    test::write_file(folder / "t.toml", kToml + more);
-    return load_tasks({(folder / "t.toml").string()}, "", 1, options).at(0).questions.at(0);
+    write_file(folder / "t.toml", kToml + more);
+    return load_one(folder / "t.toml", options).questions.at(0);
   };
   const std::string system = "Brief.\n\nCities.\n\n", begin = "gen_prefix = \"It is\"\n";
   CHECK(question("").context == "s[" + system + "]u[Q: Spain?\nA:]a[Madrid]u[Q: France?\nA:]");
@@ -76,45 +76,44 @@ TEST_CASE("a TOML file, JSON lines and CSV become questions", "[eval]") {
 
 TEST_CASE("a JSON file with a list of choices, and one whose answers are generated", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "d.jsonl", "{\"q\": \"x\", \"c\": [\"1\", \"2\", \"3\"], \"k\": 2}\n");
-  test::write_file(folder / "t.json",
-                   R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_choice": "{{c}}",)"
-                   R"( "doc_to_target": "{{k}}", "target_delimiter": ""})");
-  const auto loaded = load_tasks({(folder / "t.json").string()}, "", std::nullopt);
-  CHECK(loaded.at(0).task.name == "t");
-  CHECK(loaded[0].questions.at(0).choices.size() == 3);
-  CHECK(loaded[0].questions[0].choice_continuation(2) == "3");
-  test::write_file(folder / "w.json",
-                   R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_target": "{{q}}",)"
-                   R"( "output_type": "generate_until", "until": ["\n"], "max_gen_toks": 5})");
-  const auto written = load_tasks({(folder / "w.json").string()}, "", std::nullopt);
-  CHECK(written.at(0).task.output == OutputType::kGenerateUntil);
-  CHECK(written[0].task.generation.max_tokens == 5);
-  CHECK(written[0].questions.at(0).target == "x");
+  write_file(folder / "d.jsonl", "{\"q\": \"x\", \"c\": [\"1\", \"2\", \"3\"], \"k\": 2}\n");
+  write_file(folder / "t.json",
+             R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_choice": "{{c}}",)"
+             R"( "doc_to_target": "{{k}}", "target_delimiter": ""})");
+  const LoadedTask loaded = load_one(folder / "t.json");
+  CHECK(loaded.task.name == "t");
+  CHECK(loaded.questions.at(0).choices.size() == 3);
+  CHECK(loaded.questions[0].choice_continuation(2) == "3");
+  write_file(folder / "w.json",
+             R"({"data": "d.jsonl", "doc_to_text": "{{q}}", "doc_to_target": "{{q}}",)"
+             R"( "output_type": "generate_until", "until": ["\n"], "max_gen_toks": 5})");
+  const LoadedTask generated = load_one(folder / "w.json");
+  CHECK(generated.task.output == OutputType::kGenerateUntil);
+  CHECK(generated.task.generation.max_tokens == 5);
+  CHECK(generated.questions.at(0).target == "x");
 }
 
 TEST_CASE("digits are the index of a choice, and text where there are no choices", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "d.jsonl", "{\"q\": \"Agent?\", \"a\": \"007\"}\n");
-  test::write_file(folder / "w.toml",
-                   "data = \"d.jsonl\"\nfewshot_data = \"d.jsonl\"\n"
-                   "doc_to_text = \"{{q}}\"\ndoc_to_target = \"{{a}}\"\n"
-                   "output_type = \"generate_until\"\n");
-  const auto generated = load_tasks({(folder / "w.toml").string()}, "", std::nullopt, {{}, 1});
-  CHECK(generated.at(0).questions.at(0).target == "007");
-  CHECK(generated[0].questions[0].context == "Agent? 007\n\nAgent?");
-  test::write_file(folder / "c.toml",
-                   "data = \"d.jsonl\"\ndoc_to_text = \"{{q}}\"\ndoc_to_target = \"001\"\n"
-                   "doc_to_choice = [\"no\", \"yes\"]\n");
-  CHECK(load_tasks({(folder / "c.toml").string()}, "", std::nullopt).at(0).questions.at(0).gold ==
-        1);
+  write_file(folder / "d.jsonl", "{\"q\": \"Agent?\", \"a\": \"007\"}\n");
+  write_file(folder / "w.toml",
+             "data = \"d.jsonl\"\nfewshot_data = \"d.jsonl\"\n"
+             "doc_to_text = \"{{q}}\"\ndoc_to_target = \"{{a}}\"\n"
+             "output_type = \"generate_until\"\n");
+  const LoadedTask generated = load_one(folder / "w.toml", {{}, 1});
+  CHECK(generated.questions.at(0).target == "007");
+  CHECK(generated.questions[0].context == "Agent? 007\n\nAgent?");
+  write_file(folder / "c.toml",
+             "data = \"d.jsonl\"\ndoc_to_text = \"{{q}}\"\ndoc_to_target = \"001\"\n"
+             "doc_to_choice = [\"no\", \"yes\"]\n");
+  CHECK(load_one(folder / "c.toml").questions.at(0).gold == 1);
 }
 
 TEST_CASE("faults of a task file and of its data are named", "[eval]") {
   const TempDir folder;
-  test::write_file(folder / "d.jsonl",
-                   "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 0}\n"
-                   "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 2}\n");
+  write_file(folder / "d.jsonl",
+             "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 0}\n"
+             "{\"q\": \"x\", \"a\": \"1\", \"b\": \"2\", \"label\": 2}\n");
   const std::string rest =
       "data = \"d.jsonl\"\ndoc_to_choice = [\"{{a}}\", \"{{b}}\"]\n"
       "doc_to_target = \"{{label}}\"\n";
@@ -146,7 +145,7 @@ TEST_CASE("faults of a task file and of its data are named", "[eval]") {
     CAPTURE(content);
     const std::string message = complaint(folder, name, content);
     CHECK(message.starts_with(place));
-    CHECK_THAT(message, test::contains_text(fact));
+    CHECK_THAT(message, contains_text(fact));
   }
 }
 
@@ -157,17 +156,17 @@ TEST_CASE("a table is read in time linear in its columns", "[eval]") {
     header += ",c" + std::to_string(column);
     row += ",0";
   }
-  test::write_file(folder / "wide.csv", header + ",q\n" + row + ",how\n");
-  test::write_file(folder / "wide.toml",
-                   "data = \"wide.csv\"\ndoc_to_text = \"{{q}}\"\ndoc_to_choice = [\"a\", \"b\"]\n"
-                   "doc_to_target = \"{{c119999}}\"\n");
+  write_file(folder / "wide.csv", header + ",q\n" + row + ",how\n");
+  write_file(folder / "wide.toml",
+             "data = \"wide.csv\"\ndoc_to_text = \"{{q}}\"\ndoc_to_choice = [\"a\", \"b\"]\n"
+             "doc_to_target = \"{{c119999}}\"\n");
   const std::clock_t begin = std::clock();  // CPU time: other processes may run
-  const auto loaded = load_tasks({(folder / "wide.toml").string()}, "", std::nullopt);
+  const LoadedTask loaded = load_one(folder / "wide.toml");
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  CHECK(seconds < 2);  // 0.1 s; 10 s with a linear search per column
-  CHECK(loaded.at(0).questions.at(0).context == "how");  // of equal columns the last
-  CHECK(loaded[0].questions[0].gold == 0);
-  CHECK(loaded[0].questions[0].fields.size() == 120001);
+  CHECK(seconds < 2);                              // 0.1 s; 10 s with a linear search per column
+  CHECK(loaded.questions.at(0).context == "how");  // the last of equal columns
+  CHECK(loaded.questions[0].gold == 0);
+  CHECK(loaded.questions[0].fields.size() == 120001);
 }
 
 }  // namespace

@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "tests/support/catch.h"
 #include "tests/support/data.h"
-#include "tests/support/matchers.h"
-#include "tests/support/temp_dir.h"
 #include "tests/support/user_error.h"
 
 namespace moe::eval {
@@ -30,18 +27,17 @@ const Task& task_named(const std::string& name, Compat compat = Compat::kCurrent
 }
 
 struct Case {
-  std::string name, file, line;
+  std::string name, line;
   size_t choices;
   int64_t gold;
-  std::string context;
-  std::string last_continuation;
+  std::string context, last_continuation;
 };
 
 std::string quiz(const std::string& choices, const std::string& answer) {
   return R"({"context": "C:", "choices": )" + choices + R"(, "answer": )" + answer + "}";
 }
 
-TEST_CASE("a form of a benchmark has the subtasks with the keys that it needs", "[eval]") {
+TEST_CASE("the forms of BIG-Bench-Hard have their own subtasks and choices", "[eval]") {
   CHECK(task_named("bbh_zeroshot_dyck_languages").output == OutputType::kGenerateUntil);
   const auto& chosen = find_group("leaderboard_bbh")->members;
   CHECK(std::find(chosen.begin(), chosen.end(), "leaderboard_bbh_dyck_languages") == chosen.end());
@@ -120,19 +116,17 @@ TEST_CASE("--limit parses no line after the last selected question", "[eval]") {
   const std::string line = "{\"question\": \"q\", \"choices\": [\"a\", \"b\"], \"answer\": 0}\n";
   write_file(quiz, line + "\n" + line + "no JSON\n\n" + line);
   CHECK(load_tasks({quiz.string()}, "", 2).at(0).total_questions == 4);
-  CHECK(user_error_of([&] { load_tasks({quiz.string()}, "", 3); }).find("line 4") !=
-        std::string::npos);
+  CHECK_THAT(user_error_of([&] { load_tasks({quiz.string()}, "", 3); }), contains_text("line 4"));
   write_file(own,
              "data = \"own.csv\"\ndoc_to_text = \"{{q}}\"\ndoc_to_choice = [\"a\", \"b\"]\n"
              "doc_to_target = \"0\"\n");
   write_file(table, "q,r\n\"x\ny\",1\nz,2\nonly one field\n");
   CHECK(load_tasks({own.string()}, "", 2).at(0).total_questions == 3);
-  CHECK(user_error_of([&] { load_tasks({own.string()}, "", 3); }).find("line 5: 1 fields") !=
-        std::string::npos);
+  CHECK_THAT(user_error_of([&] { load_tasks({own.string()}, "", 3); }),
+             contains_text("line 5: 1 fields"));
 }
 
-TEST_CASE("an unknown task is refused with the nearest one, and a missing folder by its flag",
-          "[eval]") {
+TEST_CASE("unknown tasks, missing folders and repeated tasks are refused by name", "[eval]") {
   CHECK_THAT(user_error_of([] { load_one("arc_eazy", "."); }),
              contains_text("'arc_eazy'") && contains_text("'arc_easy'") &&
                  contains_text("moe eval --list"));
@@ -199,7 +193,7 @@ TEST_CASE("records exported from the Hub replace the authors' files", "[eval]") 
                  contains_text("\"3\""));
 }
 
-TEST_CASE("Parquet files of the Hub and packed files are read where the plain ones are", "[eval]") {
+TEST_CASE("Parquet and compressed files replace the plain ones", "[eval]") {
   const std::string rows = read_file(source_folder() / "tests/golden/boolq.parquet");
   for (const std::string name : {"super_glue/boolq/validation-00000-of-00001.parquet",
                                  "boolq/validation.parquet", "superglue/BoolQ/val.jsonl.gz"}) {
@@ -273,27 +267,27 @@ TEST_CASE("the list names each task with its files and their origin", "[eval]") 
 TEST_CASE("awkward questions give the requests of the harness", "[eval]") {
   const std::string thirteen = R"(["0","1","2","3","4","5","6","7","8","9","10","11","12"])";
   const std::vector<Case> cases = {
-      {"an empty choice", "q.jsonl", quiz(R"(["", "b"])", "1"), 2, 1, "C:", " b"},
-      {"identical choices", "q.jsonl", quiz(R"(["a", "a", "b"])", "\"a\""), 3, 0, "C:", " b"},
-      {"13 choices, the last right", "q.jsonl", quiz(thirteen, "12"), 13, 12, "C:", " 12"},
-      {"a letter beyond the choices is one of their texts", "q.jsonl",
-       quiz(R"(["Z", "Y"])", "\"Y\""), 2, 1, "C:", " Y"},
+      {"an empty choice", quiz(R"(["", "b"])", "1"), 2, 1, "C:", " b"},
+      {"identical choices", quiz(R"(["a", "a", "b"])", "\"a\""), 3, 0, "C:", " b"},
+      {"13 choices, the last right", quiz(thirteen, "12"), 13, 12, "C:", " 12"},
+      {"a letter beyond the choices is one of their texts", quiz(R"(["Z", "Y"])", "\"Y\""), 2, 1,
+       "C:", " Y"},
       // U+FB01 is one letter, two after NFKC: the text is not normalized.
-      {"a ligature", "q.jsonl", quiz("[\"\xEF\xAC\x81\", \"x\"]", "0"), 2, 0, "C:", " x"},
-      {"Windows newlines and a byte order mark", "q.jsonl",
+      {"a ligature", quiz("[\"\xEF\xAC\x81\", \"x\"]", "0"), 2, 0, "C:", " x"},
+      {"Windows newlines and a byte order mark",
        "\xEF\xBB\xBF" + quiz(R"(["a", "b"])", "0") + "\r\n\r\n", 2, 0, "C:", " b"},
-      {"a line separator inside a text", "q.jsonl", quiz("[\"a\xE2\x80\xA8z\", \"b\"]", "0"), 2, 0,
+      {"a line separator inside a text", quiz("[\"a\xE2\x80\xA8z\", \"b\"]", "0"), 2, 0,
        "C:", " b"},
-      {"trailing white space of the context stays in the prompt", "q.jsonl",
+      {"trailing white space of the context stays in the prompt",
        R"({"context": "C: \n", "choices": ["a", "b"], "answer": 0})", 2, 0, "C: \n", " b"},
   };
   for (const auto& item : cases) {
     CAPTURE(item.name);
     const TempDir folder;
-    write_file(folder / item.file, item.line);
-    const auto loaded = load_tasks({(folder / item.file).string()}, "", std::nullopt);
-    REQUIRE(loaded.at(0).questions.size() == 1);
-    const Question& question = loaded[0].questions[0];
+    write_file(folder / "q.jsonl", item.line);
+    const LoadedTask loaded = load_one((folder / "q.jsonl").string(), "");
+    REQUIRE(loaded.questions.size() == 1);
+    const Question& question = loaded.questions[0];
     CHECK(question.choices.size() == item.choices);
     CHECK(question.gold == item.gold);
     CHECK(question.context == item.context);
@@ -310,8 +304,7 @@ TEST_CASE("MMLU's quoted fields hold line feeds and a carriage return", "[eval]"
   CHECK(loaded[0].questions[0].gold == 3);
 }
 
-TEST_CASE("a truncated record, a missing field and a wrong label are refused with their line",
-          "[eval]") {
+TEST_CASE("truncated records, missing fields and wrong labels are refused by line", "[eval]") {
   struct BadFile {
     const char *task, *file, *text, *complaint;
   };

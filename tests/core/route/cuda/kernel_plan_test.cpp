@@ -6,9 +6,9 @@
 using namespace moe::route;
 using namespace moe::test;
 
-// Few runs are filled one by one, evenly spread runs are computed, other runs are copied: sizes on
-// both sides of each limit, runs one token too long or too short, gaps and padding.
-TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[gpu]") {
+// Few runs are filled one by one, even runs are computed, others are copied. Sizes on both sides of
+// each limit, runs that are one token too long or too short, gaps and padding.
+TEST_CASE("source ranks and sequences on a GPU equal those on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   std::vector<RoutingGroup> groups;
   for (const int64_t tokens : {0, 1, 33, 200}) {
@@ -50,7 +50,7 @@ TEST_CASE("a GPU is told the homes and sequences that the CPU is", "[gpu]") {
   }
 }
 
-TEST_CASE("a GPU routes, weighs and counts as the rules do on the CPU, unused rows too", "[gpu]") {
+TEST_CASE("plans, gates and counters on a GPU equal the rules on the CPU", "[gpu]") {
   MOE_NEED_GPU();
   check_planned_routers(
       kGpu, {{0, 2, false}, {1, 4, false}, {31, 4, true}, {64, 1, true}, {33, 2, false}});
