@@ -337,9 +337,9 @@ TEST_CASE("the description of the losses has each loss with its coefficient or a
            {"topp:0.4", {"0.5 x load balance (of selected experts)", "0.25 x entropy"}},
            {"top1", {"load balance (of first choices) is off"}, no_balance},
            {"topp:0.4", {"0.5 x load balance", "entropy is off"}, no_entropy},
-           {"relu:k=1", {"lambda x L1", "l1=refined", "1e-08", "times 1.2", "1 - 1/8 = 0.875"}},
+           {"relu:k=1", {"lambda x L1", "l1=refined", "1e-08", "by 1.2 after", "1 - 1/8 = 0.875"}},
            {"relu:k=2,lambda0=0.5,mult=1.5,l1=plain",
-            {"lambda x L1", "l1=plain", "lambda is 0.5", "times 1.5", "1 - 2/8 = 0.75"}},
+            {"lambda x L1", "l1=plain", "lambda is 0.5", "by 1.5 after", "1 - 2/8 = 0.75"}},
            {"relu:k=1,lambda0=0", {"is off"}}}) {
     const std::string text = described(router, settings);
     CHECK_THAT(text, contains_text("language model"));
