@@ -118,9 +118,8 @@ def train_moe(folder, rows, run, *flags):
 
 def check_config(name, before, after, coefficient):
     """`coefficient` is the weight of the load-balance loss in training, which the folder stores; None: it has none."""
-    ours = "moe" in before  # the coefficient is in our object
     before = {key: value for key, value in before.items() if key != "moe"}
-    if coefficient is not None and not ours:
+    if coefficient is not None:
         before["router_aux_loss_coef"] = coefficient
     changed = {key: (value, after.get(key)) for key, value in before.items()
                if after.get(key) != value and key not in ("head_dim", "transformers_version")}
