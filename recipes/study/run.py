@@ -239,8 +239,8 @@ def curves(folder):
     steps = [step for step in lines(folder / "run" / "metrics.jsonl") if "loss" in step]
     last = steps[-20:]
     found = {"steps": len(steps), "seconds": sum(step["seconds"] for step in steps),
-             "loss": statistics.fmean(step["loss"] for step in last),
-             "curve": [[step["step"], round(step["loss"], 4)] for step in downsampled(steps)]}
+             "loss": statistics.fmean(step["loss"] for step in last if step["loss"] is not None),
+             "curve": [[step["step"], round(step["loss"], 4)] for step in downsampled(steps) if step["loss"] is not None]}
     for key, name in NUMBERS.items():
         if key in steps[-1]:
             found[name] = statistics.fmean(step[key] for step in last)

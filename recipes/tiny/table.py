@@ -50,7 +50,7 @@ def row(label, cells):
 
 
 def loss_series(run, name):
-    steps = steps_of(run, name)
+    steps = [step for step in steps_of(run, name) if step["loss"] is not None]
     return {"name": COLUMNS[name], "x": [step["step"] for step in steps], "y": [round(step["loss"], 4) for step in steps]}
 
 
