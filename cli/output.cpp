@@ -88,8 +88,9 @@ std::string routing_text(const train::StepRecord& record) {
   text += sum.entropy_sum > 0 ? fmt::format("  H {:.2f}", sum.entropy_sum / sum.tokens) : "";
   text += record.bias_max ? fmt::format("  bias {:.4f}", *record.bias_max) : "";
   if (record.lambda) {  // the auxiliary loss is that of L1
-    text += fmt::format("  lambda {:.2e} ({:.2g} % of the loss)  sparsity {:.3f} of {:.3f}",
-                        *record.lambda, 100 * *record.auxiliary / (record.loss + *record.auxiliary),
+    const double share = 100 * *record.auxiliary / (record.loss + *record.auxiliary);
+    text += fmt::format("  lambda {:.2e}{}  sparsity {:.3f} of {:.3f}", *record.lambda,
+                        record.has_loss() ? fmt::format(" ({:.2g} % of the loss)", share) : "",
                         record.sparsity, *record.target_sparsity);
   }
   return text;

@@ -324,10 +324,11 @@ std::string loss_term(const std::optional<double>& coefficient, const std::strin
 }
 
 std::string l1_term(double lambda, const route::RouterSettings& router, int64_t experts,
-                    bool router_trains) {
-  const std::string loss = router.l1 == route::L1Weights::kRefined
-                               ? "L1 (refined by load, l1=refined)"
-                               : "L1 (l1=plain)";
+                    bool router_trains, const char* grouped) {
+  const std::string loss = fmt::format(
+      "L1 ({}{})",
+      router.l1 == route::L1Weights::kRefined ? "refined by load, l1=refined" : "l1=plain",
+      grouped);
   if (lambda == 0) {
     return fmt::format("; {} is off (lambda 0 stays 0)", loss);
   }
@@ -547,7 +548,7 @@ std::string describe_losses(const TrainSettings& settings, const route::RouterSe
                         : settings.lb_group == route::LossGroup::kGlobal  ? ", over the step"
                                                                           : "";
   if (family.has_adaptive_l1) {
-    words += l1_term(settings.lambda.value_or(0), router, experts, router_trains);
+    words += l1_term(settings.lambda.value_or(0), router, experts, router_trains, grouped);
   }
   if (family.load_balance_coef) {
     const char* counted =

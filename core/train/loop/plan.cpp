@@ -137,12 +137,13 @@ void check_batches(const TrainSettings& settings, const distributed::Layout& lay
 void note_forwards(RunPlan& plan) {
   const TrainSettings& settings = plan.settings;
   const int64_t batches = *settings.global_batch / (*settings.micro_batch * plan.layout.replicas);
-  if (plan.is_moe && settings.lb_group == route::LossGroup::kGlobal && batches > 1) {
+  const bool has_balance = settings.lb_coef.value_or(0) != 0 || settings.lambda.value_or(0) != 0;
+  if (plan.is_moe && settings.lb_group == route::LossGroup::kGlobal && has_balance && batches > 1) {
     const int64_t passes = settings.compute.recompute == model::Recompute::kNone ? 3 : 4;
     plan.notes.push_back(
-        fmt::format("--lb-group global: {} of the {} micro-batches of a step are forwarded once "
-                    "more to count their tokens, about {:.0f} % more compute; --lb-group running "
-                    "counts those of the step so far instead",
+        fmt::format("--lb-group global: each process forwards {} of its {} micro-batches of a step "
+                    "a second time, to count tokens first: about {:.0f} % more compute; --lb-group "
+                    "running avoids this and counts only the tokens of the step so far",
                     batches - 1, batches, 100.0 * (batches - 1) / (passes * batches)));
   }
 }

@@ -153,7 +153,8 @@ class Run {
       if (!record.has_loss() && record.steps_without_targets == 1 && is_rank_zero()) {
         callbacks_.on_warning(fmt::format(
             "step {} has no token with loss: its sequences hold no part of an answer. Such steps "
-            "have no loss and are counted; longer --seq-len or a larger --global-batch avoids them",
+            "have no loss and are counted; a longer --seq-len or a larger --global-batch avoids "
+            "them",
             record.step));
       }
       if (timeline && state_.step == profiled_to) {

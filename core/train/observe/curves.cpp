@@ -337,15 +337,18 @@ void CollapseWatch::add(int64_t step, const std::vector<LayerLoad>& loads) {
   for (const auto& [layer, rows] : rows_) {
     const auto experts = std::ssize(rows);
     const auto sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    const int64_t factor = experts * (collapsed_.contains(layer) ? kRecovered : kIdle);
     std::vector<std::string> idle;
+    bool has_recovered = sum >= kMinRows * experts;
     for (int64_t expert = 0; expert < experts && sum >= kMinRows * experts; ++expert) {
-      if (rows[expert] * factor < sum) {
+      if (rows[expert] * experts * kIdle < sum) {
         idle.push_back(fmt::format("{}", expert));
       }
+      has_recovered = has_recovered && rows[expert] * experts * kRecovered >= sum;
+    }
+    if (has_recovered) {
+      collapsed_.erase(layer);
     }
     if (idle.empty()) {
-      collapsed_.erase(layer);
       continue;
     }
     const auto busiest = std::ranges::max_element(rows);
@@ -362,9 +365,9 @@ void CollapseWatch::add(int64_t step, const std::vector<LayerLoad>& loads) {
                : fmt::format(
                      "experts are nearly idle, each with less than {:.3g} % of the routed "
                      "tokens of its layer (a tenth of an equal share) in steps {} to {}: "
-                     "{}. They hardly learn; a higher --lb-coef (0.1) or, for top-k, a "
-                     "router with bias=0.01 spreads the tokens, and a lower --lr keeps them "
-                     "spread",
+                     "{}. They hardly learn; a higher --lb-coef (0.1; top-k and top-p) or a "
+                     "router with bias=0.01 (top-k) spreads the tokens, and a lower --lr keeps "
+                     "them spread",
                      10.0 / std::ssize(rows_.front().rows), step - kSteps + 1, step,
                      first_of(layers, 4, "; "));
   };

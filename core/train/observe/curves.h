@@ -102,7 +102,7 @@ double relative_load(const LayerLoad& load, size_t expert);
 // Watches MoE layers for collapse (core/train/README.md, "Collapse"). After every kSteps steps an
 // expert is nearly idle if it had less than a tenth of an equal share of the rows of its layer in
 // those steps. A layer with an idle expert is news once, until every expert has a fifth of its
-// share.
+// share. Layers with less than 20 rows per expert in those steps are not judged.
 class CollapseWatch {
  public:
   static constexpr int64_t kSteps = 20;

@@ -126,7 +126,7 @@ MicroBatchResult add_micro_batch(const model::Llama& model, const data::Batch& b
                                  const model::RoutingOptions& routing, const MicroBatchShare& share,
                                  GroupedBalance& balance, bool joins) {
   auto result = model.forward({at::tensor(batch.ids, at::kLong), batch.lengths}, routing);
-  if (!result.balance.empty()) {
+  if (routing.loss_group != route::LossGroup::kRank && model.config().moe) {
     balance.add_loss(result.balance, share.group_tokens, result.losses);
   }
   HeadLoss language;

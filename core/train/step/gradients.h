@@ -1,6 +1,7 @@
 #pragma once
 // Loss and gradient of a global batch, accumulated over micro-batches (core/route/README.md):
 //   L = sum of NLL / targets of the GLOBAL batch + mean over micro-batches of the auxiliary losses
+// (or the losses of larger groups of tokens, route::LossGroup).
 // The division into micro-batches therefore does not change the result of a dense model.
 
 #include <ATen/ATen.h>

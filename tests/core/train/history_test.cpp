@@ -128,7 +128,8 @@ TEST_CASE("a layer with nearly idle experts is news once, until all have a fifth
   const Json saved(watch.to_json());
   watch = CollapseWatch::from_json(saved, "history");  // in a window
   CHECK(Json(watch.to_json()) == saved);
-  CHECK_THAT(feed({88, 4, 4, 4}, 30), contains_text("3 of 4 (1, 2, 3)"));
+  CHECK(feed({88, 4, 4, 4}, 30).empty());  // neither idle nor recovered
+  CHECK_THAT(feed({98, 0, 1, 1}, 20), contains_text("3 of 4 (1, 2, 3)"));
   CHECK(news == 1);
   CHECK(feed({85, 5, 5, 5}, 20).empty());
   CHECK(feed({91, 3, 3, 3}, 20).empty());
