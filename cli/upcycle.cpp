@@ -128,6 +128,7 @@ data::Objective detect_objective(const std::filesystem::path& file) {
   if (!first || reader.form() == data::RecordForm::kText) {
     return kLm;
   }
+  USER_ERROR_IF(!first->error.empty(), "{}", first->error);
   const auto format = data::recognise(parse_json(first->text, file.string()), kLm);
   return format && data::is_conversation(*format) ? data::Objective::kInstruct : kLm;
 }

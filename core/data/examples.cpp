@@ -158,7 +158,8 @@ class ExampleMaker {
       format_ = settings_.format ? settings_.format : found;
       check_objective(where);
     } else if (!settings_.format && found && found != format_ &&
-               !json.contains(format_key(*format_))) {
+               (format_ == Format::kInputOutput || !json.contains(format_key(*format_)))) {
+      // An Alpaca record has the keys of kInputOutput, and an instruction.
       throw UserError(
           "{}: mixed forms: the file began with {}, this is one of the {}; put them into two files",
           where, format_label(*format_), format_label(*found));
@@ -309,9 +310,10 @@ class FileStream {
   FileForm run() {
     maker_.begin_file(unused_keys_, remarks_);
     read_chunks();
-    USER_ERROR_IF(read_ == 0 && bad_.count == 0, "{}: the file holds no example", name_);
-    USER_ERROR_IF(examples_ == 0 && (skips() || bad_.count == 0), "{}: no record can be used; {}",
-                  name_, bad_.count == 0 ? "all examples are too long" : bad_.text());
+    const bool is_last_word = skips() || bad_.count == 0;  // else stream_examples() reports
+    USER_ERROR_IF(read_ == 0 && is_last_word, "{}: the file holds no example", name_);
+    USER_ERROR_IF(examples_ == 0 && is_last_word, "{}: no record can be used; {}", name_,
+                  file_bad_.count == 0 ? "all examples are too long" : file_bad_.text());
     return {maker_.format(), reader_.packing(), unused_keys_.counts, remarks_.counts};
   }
 
@@ -362,6 +364,7 @@ class FileStream {
   void pass_on(Chunk&& chunk) {
     for (const auto& bad : chunk.bad) {
       bad_.add(bad.message);
+      file_bad_.add(bad.message);
       remarks_.add("records skipped");
       settings_.on_bad(bad);
     }
@@ -427,7 +430,8 @@ class FileStream {
   const ReadSettings& settings_;
   RecordReader reader_;
   ExampleMaker& maker_;
-  FirstMessages& bad_;
+  FirstMessages& bad_;  // of all files
+  FirstMessages file_bad_;
   const std::function<void(Example&&)>& sink_;
   int64_t read_ = 0, examples_ = 0;  // records read, examples passed on
   Counter unused_keys_, remarks_;

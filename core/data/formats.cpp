@@ -222,14 +222,16 @@ void check_answers(const auto& answers, const auto& carries_loss, const std::str
 }
 
 // Returns the record with "messages" in place of a prompt and an answer that are lists of messages.
-// A prompt in text stands before an answer that begins with the assistant. Messages of the prompt
-// carry no loss.
+// A prompt in text stands before an answer that begins with the assistant, and is left out before
+// a whole conversation, which begins with the system or the user. Messages of the prompt carry no
+// loss.
 OrderedJson join_lists(OrderedJson record, const char* answer_key) {
   OrderedJson messages = record.value("prompt", OrderedJson());
   const OrderedJson answer = record[answer_key];
-  const bool begins_with_user =
-      !answer.empty() && answer[0].is_object() && answer[0].value("role", OrderedJson()) == "user";
-  if (messages.is_string() && !begins_with_user) {
+  const bool has_first = !answer.empty() && answer[0].is_object();
+  const OrderedJson first = has_first ? answer[0].value("role", OrderedJson()) : OrderedJson();
+  const bool is_whole = first == "user" || first == "system";
+  if (messages.is_string() && !is_whole) {
     messages = OrderedJson::array({OrderedJson{{"role", "user"}, {"content", messages}}});
   } else if (!messages.is_array()) {
     messages = OrderedJson::array();
@@ -251,7 +253,7 @@ std::string get_optional(const Json& record, const char* key, const std::string&
 // Reads the earlier turns of an Alpaca record: [[question, answer], ...].
 std::vector<Turn> read_history(const Json& record, const std::string& where) {
   std::vector<Turn> turns;
-  if (!has_value(record, "history")) {
+  if (is_empty_value(record.value("history", Json()))) {
     return turns;
   }
   const Json& history = record["history"];
@@ -342,7 +344,9 @@ std::vector<std::string> check_keys(const Json& record, Format format, bool has_
       "title", "topic", "language", "lang", "license", "model", "created", "timestamp", "date",
       "split", "score", "token_type_ids", "num_tokens", "length", "metadata", "meta"};
   const FormatRow& row = format_row(format);
-  USER_ERROR_IF(has_value(record, "weight") && record["weight"] != Json(1),
+  const Json weight = record.value("weight", Json());
+  // The values of a table are strings.
+  USER_ERROR_IF(!weight.is_null() && weight != Json(1) && weight != Json("1") && weight != Json(""),
                 "{}: 'weight' of a record is not supported; remove the key", where);
   if (format == Format::kRows) {
     refuse_keys(record, kRowKeys, where);
@@ -351,10 +355,12 @@ std::vector<std::string> check_keys(const Json& record, Format format, bool has_
     refuse_keys(record, std::span(kRecordKeys).first(format == Format::kChosen ? 4 : 5), where);
     if (!has_chat_template) {
       refuse_keys(record, kTemplateRecordKeys, where);
-      const auto found = record.find(row.key);
-      const bool has_list = found != record.end() && found->is_array();
-      for (size_t i = 0; has_list && i < found->size(); ++i) {
-        refuse_keys(found->at(i), kTurnKeys, fmt::format("{}, '{}'[{}]", where, row.key, i));
+      for (const char* key : {row.key, response_key(record, row)}) {
+        const auto found = key == nullptr ? record.end() : record.find(key);
+        const bool has_list = found != record.end() && found->is_array();
+        for (size_t i = 0; has_list && i < found->size(); ++i) {
+          refuse_keys(found->at(i), kTurnKeys, fmt::format("{}, '{}'[{}]", where, key, i));
+        }
       }
     }
   }
@@ -392,9 +398,10 @@ std::pair<size_t, size_t> unmasked_range(const Json& json, size_t size, const st
   return {first - mask.begin(), last - mask.begin()};
 }
 
-// Returns the ends of the documents of a row within [first, last). A document begins where
-// "position_ids" are 0 or "segment_ids" change, or has its length in "sequence_lengths".
-std::vector<size_t> document_ends(const Json& json, size_t first, size_t last,
+// Returns the ends of the documents of a row of `size` tokens within [first, last). A document
+// begins where "position_ids" are 0 or "segment_ids" change, or has its length in
+// "sequence_lengths".
+std::vector<size_t> document_ends(const Json& json, size_t size, size_t first, size_t last,
                                   const std::string& where) {
   std::vector<size_t> ends;
   for (const std::string key : {"position_ids", "segment_ids", "sequence_lengths"}) {
@@ -411,9 +418,10 @@ std::vector<size_t> document_ends(const Json& json, size_t first, size_t last,
         values.insert(values.end(), static_cast<size_t>(length), std::ssize(values));
       }
     }
-    USER_ERROR_IF(is_length ? values.size() != last : values.size() < last,
+    const size_t expected = is_length ? last : size;
+    USER_ERROR_IF(values.size() != expected,
                   "{}: '{}' covers {} tokens, 'input_ids' has {}; they must be equal", where, key,
-                  values.size(), last);
+                  values.size(), expected);
     std::vector<size_t> found;
     for (size_t t = first; t < last; ++t) {
       const bool begins = t == first || (is_position ? values[t] == 0 : values[t] != values[t - 1]);
@@ -442,7 +450,7 @@ std::vector<Example> read_row(const Json& json, int64_t vocab_size, const std::s
                 "{}: 'input_ids' has {} entries, 'labels' has {}; they must be equally long", where,
                 ids.size(), labels.size());
   auto [begin, last] = unmasked_range(json, ids.size(), where);
-  const std::vector<size_t> ends = document_ends(json, begin, last, where);
+  const std::vector<size_t> ends = document_ends(json, ids.size(), begin, last, where);
   const auto check_id = [&](const std::vector<int64_t>& values, const char* key, size_t t) {
     USER_ERROR_IF(
         values[t] < 0 || values[t] >= vocab_size,

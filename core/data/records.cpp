@@ -41,8 +41,12 @@ RecordReader::RecordReader(const std::filesystem::path& file, Pipes pipes)
 }
 
 void RecordReader::find_form() {
-  const bool named_text = format_extension(file_) == ".txt";
-  if (!named_text) {
+  const std::string name = format_extension(file_);
+  const bool named_text = name == ".txt", is_tsv = name == ".tsv";
+  while (is_tsv && (peek() == '\r' || peek() == '\n')) {
+    take();
+  }
+  if (!named_text && !is_tsv) {  // a tab may begin a header: its first column has no name
     skip_space();
   }
   const int first = peek();
@@ -53,7 +57,7 @@ void RecordReader::find_form() {
     array_open_ = true;
   } else if (!named_text && first == '{') {
     find_json_form();
-  } else if (const std::string name = format_extension(file_); name == ".csv" || name == ".tsv") {
+  } else if (is_tsv || name == ".csv") {
     form_ = RecordForm::kTable;
     header_ = read_row();
     for (const auto& column : header_) {
@@ -139,17 +143,19 @@ std::optional<Record> RecordReader::next_row() {
     }
   } while (fields == std::vector<std::string>{""});
   const std::string where = fmt::format("{} line {}", name_, record.line);
-  if (fields.size() != header_.size()) {
-    record.error =
-        fmt::format("{}: {} fields, but the header has {}", where, fields.size(), header_.size());
-    return record;
+  try {
+    USER_ERROR_IF(fields.size() != header_.size(), "{}: {} fields, but the header has {}", where,
+                  fields.size(), header_.size());
+    OrderedJson row;
+    for (size_t i = 0; i < fields.size(); ++i) {
+      check_utf8(fields[i], where);
+      row[header_[i]] = fields[i];
+    }
+    record.text = row.dump();
+  } catch (const UserError& error) {
+    record.error = error.what();
+    record.text = json_text(OrderedJson(fields));
   }
-  OrderedJson row;
-  for (size_t i = 0; i < fields.size(); ++i) {
-    check_utf8(fields[i], where);
-    row[header_[i]] = std::move(fields[i]);
-  }
-  record.text = row.dump();
   return record;
 }
 
@@ -189,7 +195,7 @@ std::vector<std::string> RecordReader::read_row() {
     } else if (byte != '\r') {
       fail(line, "text after a closing quote; write a quote within a field as two quotes");
     }
-    check_length(field, line);
+    check_length(static_cast<size_t>(bytes), line);
   }
 }
 
@@ -250,7 +256,7 @@ void RecordReader::read_to_brace(std::string& text, int64_t depth) {
       quoted = byte == '"';
       depth += byte == '{' ? 1 : byte == '}' ? -1 : 0;
     }
-    check_length(text, line);
+    check_length(text.size(), line);
   } while (depth > 0);
 }
 
@@ -268,7 +274,7 @@ std::optional<Record> RecordReader::next_document() {
     if (!is_separator && (!is_empty || !trim(line).empty())) {
       record.line = is_empty ? number : record.line;
       record.text += line + '\n';
-      check_length(record.text, record.line);
+      check_length(record.text.size(), record.line);
     }
   }
   record.text = std::string(trim(record.text));
@@ -283,13 +289,13 @@ bool RecordReader::read_line(std::string& line) {
   const int64_t number = line_;
   for (int byte = take(); byte != kEnd && byte != '\n'; byte = take()) {
     line.push_back(static_cast<char>(byte));
-    check_length(line, number);
+    check_length(line.size(), number);
   }
   return true;
 }
 
-void RecordReader::check_length(const std::string& text, int64_t line) const {
-  if (text.size() > kMaxRecordBytes) {
+void RecordReader::check_length(size_t bytes, int64_t line) const {
+  if (bytes > kMaxRecordBytes) {
     fail(line, fmt::format("the record that starts here is longer than {} MiB; split it (documents "
                            "of a text are separated by lines {})",
                            kMaxRecordBytes >> 20, kSeparator));

@@ -61,7 +61,7 @@ std::string data_file_name(const std::filesystem::path& file, Pipes pipes);
 enum class RecordForm { kJsonLines, kJsonObjects, kJsonArray, kTable, kText };
 
 struct Record {
-  std::string text;
+  std::string text;        // with an error: a JSON array of the fields of the row
   int64_t line = 1;        // where it begins, from 1
   std::string error = {};  // why the record cannot be read, with its place, or ""
 };
@@ -95,7 +95,7 @@ class RecordReader {
   int take();  // reads a byte and counts lines; EOF at the end of the file
   void skip_space();
   void read_to_brace(std::string& text, int64_t depth);
-  void check_length(const std::string& text, int64_t line) const;
+  void check_length(size_t bytes, int64_t line) const;
 
   std::filesystem::path file_;
   std::string name_;  // of the file, for messages

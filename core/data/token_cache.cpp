@@ -149,7 +149,9 @@ std::shared_ptr<const TokenFile> tokenize(const CacheRequest& request, const Des
       stream_examples(request.sources, settings, request.vocab_size, request.codec, sink);
   writer.finish(forms);
   if (!skipped.empty()) {
-    io::write_whole(skipped_file, skipped);
+    io::PartialFile list(skipped_file, S_IRUSR | S_IWUSR);  // as private as the tokens
+    io::write_all(list.file(), std::as_bytes(std::span(skipped)), list.path());
+    list.commit();
   }
   for (size_t index = 0; index < forms.size(); ++index) {
     const std::string source = request.sources[index].file.string();

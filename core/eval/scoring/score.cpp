@@ -228,6 +228,7 @@ void add_token_rows(const int64_t* rows, int64_t experts, route::CounterValues& 
 std::pair<std::string, std::string> parse_text(const data::RecordReader& reader,
                                                data::Record& record,
                                                const std::filesystem::path& file) {
+  USER_ERROR_IF(!record.error.empty(), "{}", record.error);
   if (reader.form() == data::RecordForm::kText) {
     return {std::move(record.text), file.string()};
   }

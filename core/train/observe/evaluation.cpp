@@ -90,6 +90,16 @@ HeldOut::HeldOut(const TrainSettings& settings, const io::Checkpoint& checkpoint
                   fmt::join(describe_data(examples), "; "), targets_, epoch.rows,
                   epoch.rows == epoch.available_rows ? std::string()
                                                      : fmt::format(" of {}", epoch.available_rows));
+  // Of the notes, which follow the lines of describe_data(), those about records.
+  for (size_t i = examples.files.size(); i < lines.size(); ++i) {
+    const auto begins_line = [&](const std::string& file) {
+      return lines[i].starts_with(file + ": ");
+    };
+    if (lines[i].starts_with("skipped records") ||
+        std::ranges::any_of(examples.files, begins_line)) {
+      description_ += "; " + lines[i];
+    }
+  }
 }
 
 // Stores the first distinct prompts that leave room for a continuation.

@@ -187,7 +187,8 @@ TEST_CASE("JSON objects of several lines, in \"data\", and tables are read", "[d
            {"a.json", "{\n\"data\": [\n" + row + "," + row + "], \"x\": [{}]}\n", 3},
            {"a.csv", "instruction,output\r\na,b\r\n\r\na,b\r\n", 4},
            {"a.csv", "output,instruction\n\"b\",\"a\"\nb,a", 3},
-           {"a.tsv", "instruction\toutput\na\tb\na\tb\n", 3}}) {
+           {"a.tsv", "instruction\toutput\na\tb\na\tb\n", 3},
+           {"a.tsv", "\tinstruction\toutput\n0\ta\tb\n1\ta\tb\n", 3}}) {
     INFO(text);
     const auto examples = read_bytes(name, text);
     REQUIRE(examples.size() == 2);

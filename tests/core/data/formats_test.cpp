@@ -258,6 +258,7 @@ TEST_CASE("A key that changes what is learned and is not supported is refused", 
            {R"("position_ids": [0, 1, 3]})", "'position_ids'[2] is 3; positions must begin at 0"},
            {R"("position_ids": [1, 2, 3]})", "'position_ids'[0] is 1"},
            {R"("position_ids": [0, 1]})", "'position_ids' covers 2 tokens, 'input_ids' has 3"},
+           {R"("position_ids": [0, 1, 2, 3]})", "'position_ids' covers 4 tokens"},
            {R"("sequence_lengths": [1, 3]})", "'sequence_lengths' has 3"},
            {R"("sequence_lengths": [2]})", "'sequence_lengths' covers 2 tokens"},
            {R"("segment_ids": [1, 1, 2], "position_ids": [0, 1, 2]})", "into other documents"},
@@ -311,6 +312,8 @@ TEST_CASE("Prompt and answer may be lists of messages, content a list of text pa
         "chosen answers; not used: 'rejected' of 1 record", "BqaE", "..aE");
   check(R"({"question": "q", "answer": "a"})", "questions and answers", "Bq\naE", "...aE");
   check(R"({"input": "q", "output": "a"})", "inputs and outputs", "Bq\naE", "...aE");
+  check_error(R"({"prompt": "q", "completion": [{"role": "assistant", "thinking": "r"}]})",
+              "'completion'[0]: 'thinking' changes what is learned");
   check_error(R"({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]})",
               R"('messages'[0]: 'content' has the part {"type":"image","url":"x"})");
 }
