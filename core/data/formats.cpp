@@ -365,13 +365,14 @@ std::vector<std::string> check_keys(const Json& record, Format format, bool has_
     }
   }
   std::vector<std::string> unused;
-  for (const auto& [key, value] : record.items()) {
+  for (const auto& item : record.items()) {
+    const std::string& key = item.key();
     const auto is_key = [&](const char* other) { return other != nullptr && key == other; };
     const bool is_read =
         known.contains(key) || std::ranges::any_of(row.also, is_key) ||
         std::ranges::any_of(std::array{row.key, row.response, row.input, row.system}, is_key) ||
         (has_chat_template && std::ranges::any_of(kTemplateRecordKeys, is_key));
-    if (!is_read && !is_empty_value(value)) {
+    if (!is_read && !is_empty_value(item.value())) {
       unused.push_back(key);
     }
   }
