@@ -75,8 +75,7 @@ TEST_CASE("a Mixtral model is inspected, trained and saved as Mixtral") {
              contains_text("ReLU and softmax logits mean different things"));
 }
 
-TEST_CASE(
-    "Mistral, Qwen2 and Qwen3 are upcycled, trained and evaluated, and keep their model_type") {
+TEST_CASE("Mistral, Qwen2, Qwen3 are upcycled, trained, evaluated; they keep model_type") {
   const auto [kind, type, mixture] = GENERATE(
       table<Foreign, std::string, std::string>({{Foreign::kMistral, "mistral", "qwen2_moe"},
                                                 {Foreign::kQwen2, "qwen2", "qwen2_moe"},

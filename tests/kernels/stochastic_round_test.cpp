@@ -108,8 +108,7 @@ TEST_CASE("a tensor rounded in pieces, or by other threads, gives the same bits"
   });
 }
 
-TEST_CASE(
-    "numbers are rounded up with the probability of their distance, over elements and steps") {
+TEST_CASE("numbers are rounded up with the probability of their distance, in all steps") {
   constexpr int64_t kElements = 1 << 16;
   constexpr uint64_t kSteps = 64;
   for (const double share : {1.0 / 65536, 0.01, 0.128, 0.5, 0.9}) {

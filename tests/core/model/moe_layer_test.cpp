@@ -164,7 +164,6 @@ TEST_CASE("a shared expert is the gated FFN of transformers' Qwen2-MoE, with its
   CHECK(shared.run(x.narrow(0, 0, 0)).sizes() == at::IntArrayRef({0, 5}));
   const auto check = [&](const at::Tensor& at, const auto& output) {
     const auto loss = [&](const at::Tensor& value) { return (output(value) * dy).sum(); };
-    // Outputs and curvature are up to 100 times those that kGradTolerance was made for.
     CHECK(distance(autograd(loss, at), finite_difference(loss, at)) < 100 * kGradTolerance);
   };
   using model::SharedExpert;

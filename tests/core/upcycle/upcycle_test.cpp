@@ -40,8 +40,7 @@ void check_copies(const Upcycled& pair) {
   CHECK(copies == experts + pair.dense.tensors().size() - 3 * layers);
 }
 
-TEST_CASE(
-    "every expert is a bitwise copy of the feed-forward of its layer, other tensors are copied") {
+TEST_CASE("every expert is a bitwise copy of its layer's feed-forward; the rest is copied") {
   struct Case {
     io::DType dtype;
     bool tied;

@@ -75,8 +75,7 @@ struct Folders {
   TempDir dir;
 };
 
-TEST_CASE(
-    "dropped dimensions are drawn with the parent's mean and deviation, the others are copies") {
+TEST_CASE("dropped dimensions are drawn with the parent's mean and deviation") {
   const TempDir dir;
   for (const auto dtype : {io::DType::kF32, io::DType::kBF16}) {
     const auto pair = varied(dir, "drop:0.4", dtype);
