@@ -248,6 +248,14 @@ void copy_with_mode(const fs::path& from, const fs::path& to) {
   sync(copy, to);
 }
 
+void write_edited_files(const fs::path& folder, const EditedFiles& files) {
+  std::error_code ignored;
+  for (const auto& [name, text] : files) {
+    fs::permissions(folder / name, fs::perms::owner_write, fs::perm_options::add, ignored);
+    write_file(folder / name, text);
+  }
+}
+
 void copy_tokenizer_files(const fs::path& from, const fs::path& to, const EditedFiles& edited) {
   std::error_code error;
   if (fs::equivalent(from, to, error)) {
@@ -258,14 +266,8 @@ void copy_tokenizer_files(const fs::path& from, const fs::path& to, const Edited
       copy_with_mode(resolve_link(from / name), to / name);
     }
   }
-  const auto write_files = [&](const EditedFiles& files) {
-    for (const auto& [name, text] : files) {
-      fs::permissions(to / name, fs::perms::owner_write, fs::perm_options::add, error);
-      write_file(to / name, text);
-    }
-  };
-  write_files(edited);
-  write_files(stock_tokenizer_files(to));  // with the tokens of the edited files
+  write_edited_files(to, edited);
+  write_edited_files(to, stock_tokenizer_files(to));  // with the tokens of the edited files
   if (has_sentencepiece_model(to) && !fs::exists(to / "tokenizer_config.json")) {
     write_file(to / "tokenizer_config.json", llama_tokenizer_config().dump(2) + "\n");
   }

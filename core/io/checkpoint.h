@@ -67,6 +67,9 @@ void check_space(const std::filesystem::path& folder, uint64_t bytes);
 // private. Throws UserError if `from` cannot be read or the disk is full.
 void copy_with_mode(const std::filesystem::path& from, const std::filesystem::path& to);
 
+// Writes texts over files of `folder`, by their names; they may be copies of read-only files.
+void write_edited_files(const std::filesystem::path& folder, const EditedFiles& files);
+
 // Copies tokenizer and generation files of `from` by their exact names, with their modes, and
 // writes the texts `edited` over them. Writes llama_tokenizer_config() for a tokenizer.model
 // without tokenizer_config.json (formats.md). Throws UserError if a file is a link to a target

@@ -32,18 +32,27 @@ inline bool has_head_norms(Foreign kind) {
   return kind == Foreign::kQwen3 || kind == Foreign::kQwen3Moe;
 }
 
+// Sets the keys that name the family, and RoPE.
+inline void set_family(Foreign kind, OrderedJson& config) {
+  struct Family {
+    const char* architecture;
+    const char* model_type;
+    double rope_theta;
+  };
+  constexpr Family kFamilies[] = {
+      {"MixtralForCausalLM", "mixtral", 1e6},    {"Qwen2MoeForCausalLM", "qwen2_moe", 1e4},
+      {"Qwen3MoeForCausalLM", "qwen3_moe", 1e6}, {"MistralForCausalLM", "mistral", 1e4},
+      {"Qwen2ForCausalLM", "qwen2", 1e6},        {"Qwen3ForCausalLM", "qwen3", 1e6}};
+  const Family& family = kFamilies[static_cast<size_t>(kind)];
+  config["architectures"] = {family.architecture};
+  config["model_type"] = family.model_type;
+  config["rope_parameters"] = {{"rope_theta", family.rope_theta}, {"rope_type", "default"}};
+  config["sliding_window"] = nullptr;
+}
+
 // Sets the keys of a dense model.
 inline void set_kin_keys(const ForeignCheckpoint& options, OrderedJson& config) {
-  const bool is_mistral = options.kind == Foreign::kMistral;
-  const bool is_qwen2 = options.kind == Foreign::kQwen2;
-  config["architectures"] = {is_mistral ? "MistralForCausalLM"
-                             : is_qwen2 ? "Qwen2ForCausalLM"
-                                        : "Qwen3ForCausalLM"};
-  config["model_type"] = is_mistral ? "mistral" : is_qwen2 ? "qwen2" : "qwen3";
-  config["rope_parameters"] = {{"rope_theta", is_mistral ? 10000.0 : 1000000.0},
-                               {"rope_type", "default"}};
-  config["sliding_window"] = nullptr;
-  if (is_mistral) {
+  if (options.kind == Foreign::kMistral) {
     config["head_dim"] = nullptr;
     if (options.tiny.head_dim > 0) {
       config["head_dim"] = options.tiny.head_dim;
@@ -56,7 +65,7 @@ inline void set_kin_keys(const ForeignCheckpoint& options, OrderedJson& config) 
   config["use_sliding_window"] = false;
   config["layer_types"] =
       std::vector<std::string>(static_cast<size_t>(options.tiny.layers), "full_attention");
-  if (!is_qwen2) {
+  if (options.kind != Foreign::kQwen2) {
     config["attention_bias"] = false;
     config["head_dim"] = options.tiny.head_dim > 0 ? options.tiny.head_dim
                                                    : options.tiny.hidden / options.tiny.heads;
@@ -69,19 +78,13 @@ inline OrderedJson foreign_config(const ForeignCheckpoint& options) {
     config.erase(key);
   }
   config["dtype"] = tiny_config(options.tiny)["torch_dtype"];
+  set_family(options.kind, config);
   if (!is_mixture(options.kind)) {
     set_kin_keys(options, config);
     return config;
   }
   const bool is_mixtral = options.kind == Foreign::kMixtral;
   const bool is_qwen2 = options.kind == Foreign::kQwen2Moe;
-  config["architectures"] = {is_mixtral ? "MixtralForCausalLM"
-                             : is_qwen2 ? "Qwen2MoeForCausalLM"
-                                        : "Qwen3MoeForCausalLM"};
-  config["model_type"] = is_mixtral ? "mixtral" : is_qwen2 ? "qwen2_moe" : "qwen3_moe";
-  config["rope_parameters"] = {{"rope_theta", is_qwen2 ? 10000.0 : 1000000.0},
-                               {"rope_type", "default"}};
-  config["sliding_window"] = nullptr;
   config["num_experts_per_tok"] = 2;
   config[is_qwen2 ? "num_experts" : "num_local_experts"] = options.experts;
   config["output_router_logits"] = false;

@@ -110,8 +110,7 @@ void plan_routing(RunPlan& plan, const model::ModelConfig& config) {
   plan.routing = {resolved.router, resolved.ep_ranks};
   plan.routing.loss_group = settings.lb_group;
   // settings.toml has this router in full, so that a resumed run does not depend on the folder.
-  // With
-  // --upcycle it has the router before --granularity is applied.
+  // With --upcycle it has the router before --granularity is applied.
   settings.router = {to_string(settings.upcycle.experts ? model::upcycled_router(settings.router)
                                                         : resolved.router,
                                /*every_option=*/true),

@@ -181,13 +181,7 @@ class Run {
     callbacks_.on_saving(true);
     model::save_folder(model_, routing_, parent_, folder_.final_model(), /*force=*/true, world_.all,
                        coefficients(), [&](const std::filesystem::path& staged) {
-                         for (const auto& [name, text] : plan_.chat_files) {
-                           std::error_code ignored;  // the copy of a read-only file
-                           std::filesystem::permissions(
-                               staged / name, std::filesystem::perms::owner_write,
-                               std::filesystem::perm_options::add, ignored);
-                           io::write_file(staged / name, text);
-                         }
+                         io::write_edited_files(staged, plan_.chat_files);
                        });
     callbacks_.on_saving(false);
     report();
