@@ -304,8 +304,7 @@ TEST_CASE("micro-batches without targets add nothing, and a batch without target
   CHECK(gradient_norm(held_slices(model.parameters())) == 0);
 }
 
-TEST_CASE(
-    "auxiliary losses are means over micro-batches with gradients linear in the coefficient") {
+TEST_CASE("auxiliary losses are means over micro-batches, gradients linear in the coefficient") {
   const auto model = make_mixture("top1:st=off");
   const auto routing = model.default_routing();
   auto batches = random_batches(3, 3);
@@ -340,8 +339,7 @@ TEST_CASE(
   CHECK(router_norm > 0);
 }
 
-TEST_CASE(
-    "z-loss and sequence balance are weighted by their coefficients and computed only if on") {
+TEST_CASE("z-loss and sequence balance are weighted by coefficients, computed only if on") {
   const auto model = make_mixture("top2");
   auto batches = random_batches(3, 3);
   // Without targets only the auxiliary losses remain.

@@ -159,8 +159,7 @@ TEST_CASE("router biases start as zeros in F32") {
   }
 }
 
-TEST_CASE(
-    "a shared expert is the dense feed-forward with doubled down_proj, routed experts have zeros") {
+TEST_CASE("a shared expert is the feed-forward with doubled down_proj, routed ones are 0") {
   for (const auto& [dtype, type] : {std::pair(io::DType::kF32, std::optional<io::DType>()),
                                     std::pair(io::DType::kF32, std::optional(io::DType::kBF16)),
                                     std::pair(io::DType::kBF16, std::optional<io::DType>()),
